@@ -1,0 +1,73 @@
+"""The exception tree: every refusal a user can meet, as one sentence that names the input, the reason and the fix.
+
+An `InferflowError` is the user's problem (a bad file, a bad argument) and is printed without a traceback; anything else
+that escapes is a bug of ours. `where` is the place in words (``file.toml:12:7``, ``model.gguf``, a tensor's name), `fix` is
+what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "FetchError",
+    "GraphError",
+    "InferflowError",
+    "SpecError",
+    "TextError",
+    "UnsupportedError",
+    "did_you_mean",
+]
+
+
+class InferflowError(Exception):
+    """Base of all refusals. ``str(error)`` is ``where: reason (fix)``."""
+
+    def __init__(self, reason: str, *, where: str = "", fix: str = "") -> None:
+        self.reason = reason
+        self.where = where
+        self.fix = fix
+        super().__init__(reason)
+
+    def __str__(self) -> str:
+        head = f"{self.where}: " if self.where else ""
+        tail = f" ({self.fix})" if self.fix else ""
+        return f"{head}{self.reason}{tail}"
+
+
+class ArgumentError(InferflowError, ValueError):
+    """A value given by the caller (flag, keyword, sampling parameter) is out of its range."""
+
+
+class SpecError(InferflowError):
+    """A model's TOML file is wrong; `where` is ``file:line:column``."""
+
+
+class GraphError(SpecError):
+    """A well-formed spec describes an impossible computation (shapes, unknown values)."""
+
+
+class CheckpointError(InferflowError):
+    """A model's files are corrupt, incomplete or do not fit the spec."""
+
+
+class FetchError(InferflowError):
+    """A model could not be found or downloaded."""
+
+
+class TextError(InferflowError):
+    """A tokenizer or chat template is missing, broken or refuses its input."""
+
+
+class UnsupportedError(InferflowError):
+    """A valid input that this engine does not serve (yet)."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'x'?`` for the closest of `known`, or an empty string."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else ""
