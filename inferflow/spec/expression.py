@@ -1,0 +1,319 @@
+"""Expressions: a whitelisted subset of Python over numbers, strings, lists and None-safe tables.
+
+A spec is untrusted input. Text is parsed by `ast`, checked node by node against a whitelist with bounds on length, depth and
+size, and walked by `Evaluator`; nothing is ever compiled or called but the functions listed here. Integers stay within
+64 bits and exponents are bounded, so no expression can take more than microseconds or bytes.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import SpecError, did_you_mean
+from .document import Where
+
+__all__ = ["FUNCTIONS", "Evaluator", "Scope", "column_of", "evaluate", "parse_expression"]
+
+MAX_CHARS = 2000
+MAX_NODES = 400
+MAX_DEPTH = 40
+MAX_INT = 1 << 63
+MAX_EXPONENT = 64
+
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = MappingProxyType(
+    {
+        ast.Add: operator.add,
+        ast.Sub: operator.sub,
+        ast.Mult: operator.mul,
+        ast.Div: operator.truediv,
+        ast.FloorDiv: operator.floordiv,
+        ast.Mod: operator.mod,
+        ast.Pow: operator.pow,
+    }
+)
+_COMPARE: Mapping[type, Callable[[Any, Any], bool]] = MappingProxyType(
+    {
+        ast.Eq: operator.eq,
+        ast.NotEq: operator.ne,
+        ast.Lt: operator.lt,
+        ast.LtE: operator.le,
+        ast.Gt: operator.gt,
+        ast.GtE: operator.ge,
+        ast.Is: lambda a, b: a is b,
+        ast.IsNot: lambda a, b: a is not b,
+        ast.In: lambda a, b: b is not None and a in b,
+        ast.NotIn: lambda a, b: b is None or a not in b,
+    }
+)
+_ALLOWED: tuple[type, ...] = (
+    ast.Expression, ast.Name, ast.Load, ast.Constant, ast.Attribute, ast.Subscript, ast.BinOp, ast.UnaryOp, ast.USub,
+    ast.UAdd, ast.Not, ast.BoolOp, ast.And, ast.Or, ast.Compare, ast.IfExp, ast.Call, ast.keyword, ast.List, ast.Tuple,
+    *_OPERATORS, *_COMPARE,
+)  # fmt: skip
+
+
+def _expand(pattern: Any) -> list[Any]:
+    """``[[["global", "local"], 2]]`` → ``["global", "local", "global", "local"]``: run-length lists of layer kinds."""
+    out: list[Any] = []
+    for kinds, repeat in pattern:
+        if not isinstance(repeat, int) or len(kinds) * repeat > 4096:
+            raise ValueError("repeats must be integers, and at most 4096 entries in all")
+        out.extend(list(kinds) * repeat)
+    return out
+
+
+def _round_to(value: float, dtype: str | None) -> float:
+    """`value` as a scalar of `dtype` holds it: ``round_to(59.87, "bfloat16") == 60.0``. Other dtypes leave it alone."""
+    import numpy as np
+
+    if dtype == "bfloat16":
+        bits = int(np.float32(value).view(np.uint32))
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        return float(np.uint32(bits).view(np.float32))
+    return float(np.float16(value)) if dtype == "float16" else value
+
+
+FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "abs": abs,
+        "bool": bool,
+        "ceil": math.ceil,
+        "endswith": lambda s, tail: isinstance(s, str) and s.endswith(tail),
+        "exp": math.exp,
+        "expand": _expand,
+        "float": float,
+        "floor": math.floor,
+        "int": int,
+        "len": len,
+        "log": math.log,
+        "max": max,
+        "min": min,
+        "round": round,
+        "round_to": _round_to,
+        "sqrt": math.sqrt,
+        "startswith": lambda s, head: isinstance(s, str) and s.startswith(head),
+        "sum": sum,
+    }
+)
+
+
+class Scope:
+    """Where names are looked up. `lookup` raises KeyError for an unknown name; `names` serves suggestions."""
+
+    def lookup(self, name: str) -> Any:
+        raise KeyError(name)
+
+    def names(self) -> Sequence[str]:
+        return ()
+
+
+class DictScope(Scope):
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def lookup(self, name: str) -> Any:
+        return self.values[name]
+
+    def names(self) -> Sequence[str]:
+        return list(self.values)
+
+
+def column_of(node: ast.AST, where: Where) -> Where:
+    """The place of `node` inside the string that starts at `where` (its opening quote)."""
+    return where.shift(getattr(node, "col_offset", 0) + 1) if where.line else where
+
+
+@lru_cache(maxsize=8192)
+def _parse(text: str, mode: str) -> ast.AST | str:
+    if len(text) > MAX_CHARS:
+        return f"an expression has at most {MAX_CHARS} characters"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # e.g. `1 is 1`; a spec's style is not our business
+            tree = ast.parse(text.strip() if mode == "eval" else text, mode=mode)
+    except SyntaxError as error:
+        return f"{error.msg} at character {error.offset or 0}"
+    except (RecursionError, MemoryError, ValueError) as error:
+        return f"cannot be read ({type(error).__name__})"
+    return tree
+
+
+def parse_tree(text: str, mode: str, where: Where, allowed: tuple[type, ...]) -> ast.AST:
+    """Parse and check against `allowed` and the bounds; SpecError otherwise."""
+    tree = _parse(text, mode)
+    if isinstance(tree, str):
+        raise SpecError(f"'{text[:80]}' is not an expression: {tree}", where=str(where), fix="see model_specs/README.md")
+    count = 0
+    stack = [(tree, 0)]
+    while stack:
+        node, depth = stack.pop()
+        count += 1
+        if count > MAX_NODES or depth > MAX_DEPTH:
+            raise SpecError("the expression is too large", where=str(where), fix="split it with [let] names")
+        if not isinstance(node, allowed) or (isinstance(node, ast.Name) and node.id.startswith("_")):
+            what = getattr(node, "id", type(node).__name__.lower())
+            raise SpecError(
+                f"'{what}' is not allowed in '{text[:80]}'",
+                where=str(column_of(node, where)),
+                fix="expressions have names, numbers, strings, lists, a.b, a[i], arithmetic, comparisons, and/or/not, "
+                "'x if c else y' and the listed functions",
+            )
+        stack.extend((child, depth + 1) for child in ast.iter_child_nodes(node))
+    return tree
+
+
+def parse_expression(text: str, where: Where) -> ast.expr:
+    """The checked syntax tree of one expression."""
+    tree = parse_tree(text, "eval", where, _ALLOWED)
+    assert isinstance(tree, ast.Expression)
+    return tree.body
+
+
+def evaluate(text: str, scope: Scope | Mapping[str, Any], where: Where | None = None) -> Any:
+    """The value of `text` in `scope`."""
+    place = where or Where()
+    names = scope if isinstance(scope, Scope) else DictScope(scope)
+    return Evaluator(names, place, text).visit(parse_expression(text, place))
+
+
+class Evaluator:
+    """Walks a checked tree. Subclasses add what a flow needs (tensors, parts, primitives)."""
+
+    def __init__(self, scope: Scope, where: Where, text: str) -> None:
+        self.scope = scope
+        self.where = where
+        self.text = text
+
+    def fail(self, node: ast.AST, reason: str, fix: str = "") -> SpecError:
+        return SpecError(f"{reason} in '{self.text[:120]}'", where=str(column_of(node, self.where)), fix=fix)
+
+    def visit(self, node: ast.AST) -> Any:
+        return getattr(self, f"visit_{type(node).__name__}")(node)
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        if node.value is not None and not isinstance(node.value, bool | int | float | str):
+            raise self.fail(node, f"a {type(node.value).__name__} literal is not allowed")
+        return self.bounded(node, node.value)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        try:
+            return self.scope.lookup(node.id)
+        except KeyError:
+            fix = did_you_mean(node.id, [*self.scope.names(), *FUNCTIONS]) or "define it in [let]"
+            raise self.fail(node, f"unknown name '{node.id}'", fix) from None
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        value = self.visit(node.value)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fail(node, f"'{ast.unparse(node.value)}' has no keys: it is {value!r:.40}")
+        return value.get(node.attr)
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        value, index = self.visit(node.value), self.visit(node.slice)
+        if value is None:
+            return None
+        try:
+            return value.get(index) if isinstance(value, Mapping) else value[index]
+        except (IndexError, TypeError) as error:
+            raise self.fail(node, f"'{ast.unparse(node)}': {error}", "check the length of the list") from None
+
+    def visit_List(self, node: ast.List | ast.Tuple) -> list[Any]:
+        return [self.visit(item) for item in node.elts]
+
+    visit_Tuple = visit_List
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        return self.visit(node.body if self.truth(node.test, self.visit(node.test)) else node.orelse)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        stop_at = isinstance(node.op, ast.Or)
+        value: Any = None
+        for item in node.values:
+            value = self.visit(item)
+            if self.truth(item, value) is stop_at:
+                break
+        return value
+
+    def visit_Compare(self, node: ast.Compare) -> bool:
+        left = self.visit(node.left)
+        for op, right_node in zip(node.ops, node.comparators, strict=True):
+            right = self.visit(right_node)
+            try:
+                if not _COMPARE[type(op)](left, right):
+                    return False
+            except TypeError:
+                missing = node.left if left is None else right_node
+                raise self.fail(node, f"cannot compare: {self.describe(missing, left if left is None else right)}") from None
+            left = right
+        return True
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        value = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return not self.truth(node.operand, value)
+        return self.negate(node, value) if isinstance(node.op, ast.USub) else value
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        return self.binary(node, self.visit(node.left), self.visit(node.right))
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        if not isinstance(node.func, ast.Name):
+            raise self.fail(node, "only a plain name can be called", "methods are not available")
+        return self.call(node, node.func.id)
+
+    # ------------------------------------------------------------------ what a subclass may widen
+
+    def truth(self, node: ast.AST, value: Any) -> bool:
+        return bool(value)
+
+    def negate(self, node: ast.AST, value: Any) -> Any:
+        if not isinstance(value, int | float):
+            raise self.fail(node, self.describe(node, value))
+        return -value
+
+    def binary(self, node: ast.BinOp, left: Any, right: Any) -> Any:
+        op = type(node.op)
+        text_or_list = op is ast.Add and isinstance(left, str | list) and type(left) is type(right)
+        if not text_or_list:
+            for side, value in ((node.left, left), (node.right, right)):
+                if not isinstance(value, int | float):
+                    raise self.fail(side, self.describe(side, value), "give it a value or a fallback with 'or'")
+        if op is ast.Pow and (abs(right) > MAX_EXPONENT or abs(left) > 1e12):
+            raise self.fail(node, f"the power {left} ** {right} is out of bounds", f"exponents go up to {MAX_EXPONENT}")
+        try:
+            return self.bounded(node, _OPERATORS[op](left, right))
+        except (ZeroDivisionError, OverflowError, ValueError, TypeError) as error:
+            raise self.fail(node, f"cannot compute '{ast.unparse(node)}': {error}") from None
+
+    def call(self, node: ast.Call, name: str) -> Any:
+        if name not in FUNCTIONS:
+            raise self.fail(node, f"unknown function '{name}'", did_you_mean(name, FUNCTIONS) or "see model_specs/README.md")
+        if node.keywords:
+            raise self.fail(node, f"{name}() takes no keywords")
+        args = [self.visit(a) for a in node.args]
+        try:
+            return self.bounded(node, FUNCTIONS[name](*args))
+        except (TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
+            raise self.fail(node, f"{name}() failed: {error}", "check its arguments") from None
+
+    def bounded(self, node: ast.AST, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > MAX_INT:
+            raise self.fail(node, "the integer does not fit in 64 bits")
+        if isinstance(value, str | list) and len(value) > 65536:
+            raise self.fail(node, "the value is too long")
+        if isinstance(value, complex):
+            raise self.fail(node, "the value is complex", "check the sign under the root")
+        return value
+
+    def describe(self, node: ast.AST, value: Any) -> str:
+        text = ast.unparse(node)
+        return f"'{text}' is missing (None)" if value is None else f"'{text}' is {value!r:.60}, not a number"
