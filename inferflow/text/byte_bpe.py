@@ -1,0 +1,70 @@
+"""Byte-level byte-pair encoding, as GGUF files store it, on the `tokenizers` library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Regex, pre_tokenizers
+from tokenizers import Tokenizer as Engine
+from tokenizers.models import BPE
+
+from ..errors import TextError
+from .literals import Literals
+from .tables import Pretokenizer
+
+__all__ = ["ByteBPE"]
+
+_CONTROL_TYPES = (2, 3)
+_USER_DEFINED = 4
+
+
+class ByteBPE:
+    """A `Backend`. Control tokens are no part of the engine's vocabulary, so no run of merges can produce one."""
+
+    def __init__(
+        self, tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], rules: Pretokenizer, where: str
+    ) -> None:
+        special = [token for token, kind in enumerate(types[: len(tokens)]) if kind in _CONTROL_TYPES]
+        always = {text: token for token, (text, kind) in enumerate(zip(tokens, types)) if kind == _USER_DEFINED}
+        control = {tokens[token]: token for token in special}
+        vocab = {text: token for token, text in enumerate(tokens)}
+        for text in control:
+            del vocab[text]
+        self._literals = Literals(control, always)
+        self._engine = _engine(vocab, merges, rules, where)
+
+    def encode(self, text: str, trusted: Sequence[tuple[int, int]]) -> list[int]:
+        """See `Backend.encode`; bytes that are not UTF-8 count as U+FFFD."""
+        ids: list[int] = []
+        for part in self._literals.cut(text, trusted):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self._engine.encode(well_formed(part), add_special_tokens=False).ids)
+        return ids
+
+
+def well_formed(text: str) -> str:
+    """`text` with every lone surrogate replaced by U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _engine(vocab: dict[str, int], merges: Sequence[str], rules: Pretokenizer, where: str) -> Engine:
+    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    try:
+        # The typed constructor is twice as quick as handing over JSON.
+        model = BPE(vocab, pairs, ignore_merges=rules.ignore_merges)
+    except Exception as error:
+        raise TextError(
+            f"the BPE merges do not fit the vocabulary: {error}", where=where, fix="fetch or convert the file again"
+        ) from None
+    engine = Engine(model)
+    splits = [pre_tokenizers.Split(Regex(split), "isolated") for split in rules.splits]
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    return engine
