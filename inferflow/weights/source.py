@@ -36,6 +36,12 @@ class Source(Protocol):
     metadata: Mapping[str, Any]  # the raw GGUF key-values (arrays included); empty for other formats
     tensors: Mapping[str, TensorInfo]
 
+    def raw(self, name: str) -> np.ndarray:
+        """The stored bytes, uint8, read-only where they are mapped: ``(*shape[:-1], bytes per row)`` for GGUF, so that
+        blocks can be kept as they are; 1-D, row-major, for the other formats. UnsupportedError where a tensor's bytes are
+        not contiguous in its file."""
+        ...
+
     def read(self, name: str) -> np.ndarray:
         """The tensor as float32 (bit-exact widening for F16/BF16, dequantised for quantised types), shape as in
         `tensors[name]`. Not cached here. F32 may be a read-only view of the mapped file."""
