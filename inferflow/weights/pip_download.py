@@ -112,4 +112,6 @@ def _failure(log: Path, where: str) -> FetchError:
         )
     errors = [line.removeprefix("ERROR: ").strip() for line in text.splitlines() if line.startswith("ERROR: ")]
     reason = errors[0] if errors else (text.strip().splitlines() or ["no message"])[-1]
-    return FetchError(f"pip could not download it: {reason[:400]}", where=where, fix="check the name and the version")
+    return FetchError(
+        f"pip could not download it: {reason[:400]}", where=where, fix="check the name, the version and the network"
+    )
