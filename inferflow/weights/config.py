@@ -1,7 +1,7 @@
 """JSON files of a model directory: config.json, generation_config.json and the shard indexes, read with bounds.
 
-Every JSON file is at most 16 MiB (an index 64 MiB), at most 64 levels deep, and an object. ``Infinity`` is accepted, since
-configs on the hub use it for open intervals; ``NaN`` is refused.
+Every JSON file is at most 16 MiB (an index 64 MiB), at most 64 levels deep, and an object. ``Infinity`` is accepted,
+since configs on the hub use it for open intervals; ``NaN`` is refused.
 """
 
 from __future__ import annotations

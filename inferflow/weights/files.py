@@ -1,7 +1,7 @@
 """Mapping a checkpoint file and telling what it is: the ground that every source stands on.
 
-Nothing here allocates by what a file says. `identify` names the impostors met in practice (a Git-LFS pointer, a web page,
-an empty file, an archive, a superseded format) in the error, so that a user knows what he downloaded.
+Nothing here allocates by what a file says. `identify` names the impostors met in practice (a Git-LFS pointer, a web
+page, an empty file, an archive, a superseded format) in the error, so that a user knows what he downloaded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def corrupt(where: str | Path, reason: str, fix: str = AGAIN) -> CheckpointError
 
 
 def regular_size(path: Path) -> int:
-    """Size in bytes of a regular, readable file; CheckpointError for anything else (a pipe would block, a device lies)."""
+    """Size in bytes of a regular file; CheckpointError for anything else (a pipe would block, a device lies)."""
     try:
         info = path.stat()
     except (OSError, ValueError) as error:
@@ -133,8 +133,9 @@ def check_shape(shape: Sequence[Any], where: str) -> tuple[tuple[int, ...], int]
 def _short(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 2**64:
         return "beyond 64 bits"  # str() of a huge int is slow, or an error
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    if not isinstance(value, (int, float, str)):
+        return f"({type(value).__name__})"  # repr() of nested containers may be endless
+    return repr(value)[:40]
 
 
 def _why(error: Exception) -> str:

@@ -1,12 +1,12 @@
 """GGUF metadata in the names of a Hugging Face config.json: one table, for every architecture.
 
-`general.architecture` is the prefix of a model's keys. Where the hub uses several names for one thing, all of them are set,
-so that a spec written for config.json reads a GGUF unchanged. What converters do for one architecture only is not here:
-that belongs into the spec of the family. Everything under the prefix is also in ``config["gguf"]``, nested at the dots and
-under the file's own names, for specs that need more than the table has.
+`general.architecture` is the prefix of a model's keys. Where the hub uses several names for one thing, all of them are
+set, so that a spec written for config.json reads a GGUF unchanged. What converters do for one architecture only is not
+here: that belongs into the spec of the family. Everything under the prefix is also in ``config["gguf"]``, nested at the
+dots and under the file's own names, for specs that need more than the table has.
 
-float32 values are given as the shortest decimal that stands for them (1e-06, not 9.999999974752427e-07): that is the number
-that config.json had before the conversion.
+float32 values are given as the shortest decimal that stands for them (1e-06, not 9.999999974752427e-07): that is the
+number that config.json had before the conversion.
 """
 
 from __future__ import annotations
@@ -93,11 +93,10 @@ _TABLE: dict[str, tuple[str, tuple[str, ...]]] = {
     "embedding_length_per_layer_input": ("int", ("hidden_size_per_layer_input",)),
     "altup.active_idx": ("int", ("altup_active_idx",)),
     "altup.num_inputs": ("int", ("altup_num_inputs",)),
-    "ssm.conv_kernel": ("int", ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim")),
-    "ssm.inner_size": ("int", ("mamba_d_ssm",)),
-    "ssm.state_size": ("int", ("state_size", "mamba_d_state", "ssm_state_size", "linear_key_head_dim")),
-    "ssm.time_step_rank": ("int", ("time_step_rank", "mamba_dt_rank", "mamba_n_heads", "linear_num_value_heads")),
-    "ssm.group_count": ("int", ("n_groups", "mamba_n_groups", "linear_num_key_heads")),
+    "ssm.conv_kernel": ("int", ("conv_kernel", "linear_conv_kernel_dim")),
+    "ssm.state_size": ("int", ("state_size", "ssm_state_size", "linear_key_head_dim")),
+    "ssm.time_step_rank": ("int", ("time_step_rank", "linear_num_value_heads")),
+    "ssm.group_count": ("int", ("n_groups", "linear_num_key_heads")),
     "shortconv.l_cache": ("int", ("conv_L_cache",)),
     "wkv.head_size": ("int", ("head_size",)),
 }
@@ -146,7 +145,7 @@ def config_from_gguf(
 
 
 def _typed(value: Any, kind: str, key: str, where: str) -> Any:
-    """`value` as an int, float, bool or list of these, or CheckpointError. One value for all layers stands for a list."""
+    """`value` as an int, float, bool or list of these; equal values of all layers become one."""
     if isinstance(value, np.ndarray) and value.ndim == 1 and kind in ("ints", "list"):
         if value.size > _MAX_LIST:
             _refuse(where, key, f"has {value.size} elements")
@@ -257,7 +256,7 @@ def _derive_window(config: dict[str, Any], pattern: Any, where: str) -> None:
 
 
 def _derive_vocabulary(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> None:
-    """The embedding's rows are the vocabulary, whatever the tokenizer has; no output matrix means that they are tied."""
+    """The embedding's rows are the vocabulary, whatever the tokenizer has; they are tied where no output matrix is."""
     embedding = tensors.get("token_embd.weight")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if embedding is not None and len(embedding.shape) == 2:
@@ -290,8 +289,9 @@ def _rope_scaling(
 ) -> dict[str, Any] | None:
     """A rope_scaling table as config.json has it, or None.
 
-    Two units differ. GGUF's yarn `attn_factor` multiplies the usual magnitude 0.1·ln(factor)+1, the hub's `attention_factor`
-    replaces it. GGUF's `yarn_log_multiplier` is a tenth of the hub's `mscale_all_dim`, and leaves `mscale` equal to it.
+    Two units differ. GGUF's yarn `attn_factor` multiplies the usual magnitude 0.1·ln(factor)+1, the hub's
+    `attention_factor` replaces it. GGUF's `yarn_log_multiplier` is a tenth of the hub's `mscale_all_dim`, and leaves
+    `mscale` equal to it.
     """
     kind = metadata.get(prefix + "scaling.type")
     if kind is None and prefix + "scale_linear" in metadata:  # before 2024

@@ -1,8 +1,8 @@
 """The header of a GGUF file (versions 2 and 3, little-endian), parsed as hostile input.
 
-Every count and length is compared with the bytes that are left before anything is built from it, so that memory is bounded
-by the file's size; offsets are Python integers and cannot wrap. Arrays are not decoded: numbers stay views of the file,
-strings are found on access. Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+Every count and length is compared with the bytes that are left before anything is built from it, so that memory is
+bounded by the file's size; offsets are Python integers and cannot wrap. Arrays are not decoded: numbers stay views of
+the file, strings are found on access. Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Header(NamedTuple):
 
 
 class StringArray(Sequence[str]):
-    """An array of strings in a mapped file, decoded on access; bytes that are not UTF-8 become U+FFFD (`raw` has them)."""
+    """An array of strings in a mapped file, decoded on access; bytes that are not UTF-8 become U+FFFD."""
 
     def __init__(self, data: memoryview, begins: array[int]) -> None:
         self._data = data
@@ -108,7 +108,7 @@ class _Reader:
 
     def __init__(self, data: Bytes, where: str) -> None:
         self.array = data
-        self.data = memoryview(data)
+        self.data = data.data
         self.end = data.size
         self.at = 0
         self.where = where
@@ -211,7 +211,7 @@ def _read_array(reader: _Reader, key: str, depth: int) -> Any:
 
 
 def _read_strings(reader: _Reader, count: int) -> StringArray:
-    """Walk over `count` strings, keeping only where each begins. A vocabulary has 10**5 of them: the loop is kept tight."""
+    """Walk over `count` strings, keeping only where each begins. A vocabulary has 10**5 of them: the loop is tight."""
     begins = array("Q", bytes(8 * count))
     data, at, size = reader.data, reader.at, _U64.unpack_from
     try:
@@ -247,7 +247,7 @@ def _read_tensor(reader: _Reader) -> TensorEntry:
     count = 1
     for dim in dims:
         count *= dim
-        if not 0 < dim or count > 2**62:
+        if not dim > 0 or count > 2**62:
             reader.fail(f"{at} has the impossible shape {dims}")
     return TensorEntry(name, tuple(reversed(dims)), kind, offset, count // kind.weights * kind.nbytes)
 

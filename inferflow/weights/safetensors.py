@@ -1,8 +1,8 @@
 """The safetensors format, read by a validator that trusts nothing.
 
-A file is 8 bytes of header length, a JSON header, and the tensors' bytes without gaps. Before any tensor is touched, the
-header is proven to describe exactly the rest of the file: lengths, types, shapes, offsets in order, no hole, no overlap, no
-trailing byte. Source: https://huggingface.co/docs/safetensors (format section).
+A file is 8 bytes of header length, a JSON header, and the tensors' bytes without gaps. Before any tensor is touched,
+the header is proven to describe exactly the rest of the file: lengths, types, shapes, offsets in order, no hole, no
+overlap, no trailing byte. Source: https://huggingface.co/docs/safetensors (format section).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which file holds which tensor: the index of a sharded checkpoint, and the merging of shards without one.
 
-An index is trusted for the assignment of names to files and for nothing else: its paths may not leave the directory, its
-files must exist, and each must hold what the index says. A tensor in two files belongs to the one that the index names.
+An index is trusted for the assignment of names to files and for nothing else: its paths may not leave the directory,
+its files must exist, and each must hold what the index says. A tensor in two files belongs to the one that the index
+names.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def _check_inside(shard: str, index: Path) -> None:
 
 
 def shard_set(path: Path) -> tuple[list[Path], int] | None:
-    """All the paths of the split that `path` (``…-00001-of-00003.ext``) belongs to, and its own number from 0; else None."""
+    """All the paths of the split that `path` (``…-00001-of-00003.ext``) belongs to, and its own number from 0; else
+    None."""
     match = _SHARD_NAME.fullmatch(path.name)
     if match is None:
         return None
@@ -79,9 +81,11 @@ def missing_shards(paths: Iterable[Path]) -> None:
 
 
 def assign(contents: Mapping[str, Iterable[str]], weight_map: Mapping[str, str] | None, where: Path) -> dict[str, str]:
-    """Tensor name to shard name, each tensor exactly once, from what each shard holds (`contents`) and the index, if any.
+    """Tensor name to shard name, each tensor exactly once, from what each shard holds (`contents`) and the index, if
+    any.
 
-    Raises CheckpointError when a shard lacks what the index promises, or two shards hold a tensor the index leaves open.
+    Raises CheckpointError when a shard lacks what the index promises, or two shards hold a tensor the index leaves
+    open.
     """
     holds = {shard: set(names) for shard, names in contents.items()}
     owner: dict[str, str] = {}

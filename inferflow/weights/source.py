@@ -1,7 +1,8 @@
 """The contract of a checkpoint: names, shapes, dtypes, a config, and the bytes on demand.
 
-A `Source` is opened by `open_source(path)`. Opening reads headers only and validates every size against the files, so that
-no later read can fail for a bad offset; `read` maps the bytes and gives float32 (or the integers that were stored).
+A `Source` is opened by `open_source(path)`. Opening reads headers only and validates every size against the files, so
+that no later read can fail for a bad offset; `read` maps the bytes and gives float32 (or the integers that were
+stored).
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class Source(Protocol):
     """An opened checkpoint."""
 
     path: Path
-    format: str  # "safetensors" | "gguf" | "torch" | "llama2c"
+    format: str  # "safetensors" | "gguf" | "torch" | "l2c"
     config: Mapping[str, Any]  # the model's config, in the names of a Hugging Face config.json
     metadata: Mapping[str, Any]  # the raw GGUF key-values (arrays included); empty for other formats
     tensors: Mapping[str, TensorInfo]
 
     def raw(self, name: str) -> np.ndarray:
         """The stored bytes, uint8, read-only where they are mapped: ``(*shape[:-1], bytes per row)`` for GGUF, so that
-        blocks can be kept as they are; 1-D, row-major, for the other formats. UnsupportedError where a tensor's bytes are
-        not contiguous in its file."""
+        blocks can be kept as they are; 1-D, row-major, for the other formats. UnsupportedError where a tensor's bytes
+        are not contiguous in its file."""
         ...
 
     def read(self, name: str) -> np.ndarray:

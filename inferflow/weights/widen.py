@@ -1,7 +1,7 @@
 """Stored bytes to arrays: floating types widen to float32, integers stay as they are.
 
-F16, BF16 and the two 8-bit floats widen exactly. F64 is rounded to the nearest float32 (beyond its range: infinity). F32 is
-returned as a read-only view of the mapped bytes when these are aligned, which is how writers lay files out.
+F16, BF16 and the two 8-bit floats widen exactly. F64 is rounded to the nearest float32 (beyond its range: infinity).
+F32 is returned as a read-only view of the mapped bytes when these are aligned, which is how writers lay files out.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _from_bfloat(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
 
 def _from_e5m2(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     half = values.astype(np.uint16) << np.uint16(8)  # E5M2 is the upper half of a float16
-    return half.view(np.float16).astype(np.float32)
+    return np.asarray(half.view(np.float16), np.float32)
 
 
 def _e4m3_table() -> npt.NDArray[np.float32]:
@@ -79,11 +79,11 @@ _E4M3.flags.writeable = False
 
 
 def _from_e4m3(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    return _E4M3[values.view(np.uint8)]
+    return np.asarray(_E4M3[values.view(np.uint8)])
 
 
 def _from_bool(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    return values != np.uint8(0)
+    return np.asarray(values.view(np.uint8) != 0)
 
 
 _WIDEN: dict[str, Callable[[npt.NDArray[np.generic]], npt.NDArray[np.generic]]] = {
