@@ -1,2 +1,1 @@
-"""Data: what is known about model families, as TOML files. Holds no code and imports nothing; the engine reads the
-files with `importlib.resources`."""
+"""The shipped specs: one TOML file a model family, the base they extend (decoder.toml), and the block library (blocks.toml)."""

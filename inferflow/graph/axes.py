@@ -6,7 +6,7 @@ it and a partitioner can cut it on a head boundary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import GraphError
 
@@ -19,7 +19,7 @@ class Axis:
 
     name: str
     size: int | None
-    factors: tuple[Axis, ...] = ()
+    factors: tuple[Axis, ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         return self.name if self.size is None else f"{self.name}={self.size}"

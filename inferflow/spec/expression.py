@@ -149,7 +149,9 @@ def parse_tree(text: str, mode: str, where: Where, allowed: tuple[type, ...]) ->
     """Parse and check against `allowed` and the bounds; SpecError otherwise."""
     tree = _parse(text, mode)
     if isinstance(tree, str):
-        raise SpecError(f"'{text[:80]}' is not an expression: {tree}", where=str(where), fix="see model_specs/README.md")
+        raise SpecError(
+            f"'{text[:80]}' is not an expression: {tree}", where=str(where), fix="see model_specs/README.md"
+        )
     count = 0
     stack = [(tree, 0)]
     while stack:
@@ -252,7 +254,9 @@ class Evaluator:
                     return False
             except TypeError:
                 missing = node.left if left is None else right_node
-                raise self.fail(node, f"cannot compare: {self.describe(missing, left if left is None else right)}") from None
+                raise self.fail(
+                    node, f"cannot compare: {self.describe(missing, left if left is None else right)}"
+                ) from None
             left = right
         return True
 
@@ -296,7 +300,9 @@ class Evaluator:
 
     def call(self, node: ast.Call, name: str) -> Any:
         if name not in FUNCTIONS:
-            raise self.fail(node, f"unknown function '{name}'", did_you_mean(name, FUNCTIONS) or "see model_specs/README.md")
+            raise self.fail(
+                node, f"unknown function '{name}'", did_you_mean(name, FUNCTIONS) or "see model_specs/README.md"
+            )
         if node.keywords:
             raise self.fail(node, f"{name}() takes no keywords")
         args = [self.visit(a) for a in node.args]

@@ -56,4 +56,6 @@ def _parse_line(item: Node) -> Assignment:
         names = target.elts if isinstance(target, ast.Tuple) else [target]
         if all(isinstance(n, ast.Name) for n in names):
             return Assignment(tuple(n.id for n in names if isinstance(n, ast.Name)), statement.value, text, where)
-    raise SpecError(f"'{text}' is not an assignment", where=str(where), fix="write 'x = f(x)', 'a, b = f(x)' or 'x += f(x)'")
+    raise SpecError(
+        f"'{text}' is not an assignment", where=str(where), fix="write 'x = f(x)', 'a, b = f(x)' or 'x += f(x)'"
+    )

@@ -16,7 +16,7 @@ from ..errors import SpecError, did_you_mean
 from .document import Leaf, Node, Table, Where, parse_toml
 from .expression import evaluate
 
-__all__ = ["Spec", "find_spec", "list_specs", "load_spec", "merge", "override"]
+__all__ = ["Spec", "find_spec", "for_gguf", "list_specs", "load_spec", "merge", "override"]
 
 MAX_EXTENDS = 8
 NOT_SPECS = ("blocks", "pretokenizers", "formats", "demo", "text")
@@ -64,6 +64,14 @@ def override(tree: Table, path: str, node: Node) -> Table:
         inner = tree.get(key)
         node = override(inner if isinstance(inner, Table) else Table({}, node.where), rest, node)
     return Table({**tree.entries, key: node}, tree.where)
+
+
+def for_gguf(spec: Spec) -> Spec:
+    """`spec` as it applies to a GGUF file: with ``gguf.set``, what the converter changed, laid over it."""
+    tree = spec.tree
+    for path, node in tree.table("gguf").table("set").items():
+        tree = override(tree, path, node)
+    return Spec(spec.name, tree, spec.blocks, spec.files)
 
 
 def _shipped(name: str) -> Any:

@@ -62,7 +62,9 @@ def _parameter(name: str, node: Leaf | Table) -> Parameter:
     choices = tuple(word.strip() for word in kind.split("|")) if kind not in TYPES else ()
     choices = tuple(ACTIVATIONS) if kind == "act" else choices
     if kind not in TYPES and not all(word.isidentifier() for word in choices):
-        raise SpecError(f"'{kind}' is not a type", where=str(where), fix=f"types are {', '.join(TYPES)}, or words: a | b")
+        raise SpecError(
+            f"'{kind}' is not a type", where=str(where), fix=f"types are {', '.join(TYPES)}, or words: a | b"
+        )
     if not default:
         return Parameter(name, kind, choices, None, "", where)
     tree = ast.Constant(default) if default in choices else parse_expression(default, where)
@@ -87,7 +89,13 @@ def check_type(parameter: Parameter, value: Any, where: Where) -> Any:
         "any": True,
     }.get(kind, isinstance(value, str) and value in parameter.choices)
     if not good:
-        want = f"one of {', '.join(parameter.choices)}" if parameter.choices else {"axis": "a positive int"}.get(kind, kind)
+        want = (
+            f"one of {', '.join(parameter.choices)}"
+            if parameter.choices
+            else {"axis": "a positive int"}.get(kind, kind)
+        )
         what = "missing (None)" if value is None else f"{value!r:.60}"
-        raise SpecError(f"'{parameter.name}' must be {want}, it is {what}", where=str(where), fix="check the config key it reads")
+        raise SpecError(
+            f"'{parameter.name}' must be {want}, it is {what}", where=str(where), fix="check the config key it reads"
+        )
     return ACTIVATIONS[value] if kind == "act" else value

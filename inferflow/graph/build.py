@@ -1,0 +1,452 @@
+"""From a spec and a config to a Graph.
+
+Flows are run once, symbolically: calling a part or primitive adds a node, arithmetic on tensors adds nodes, everything that
+does not depend on a tensor is computed now. Shapes are proved as nodes are added; no weight is read.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import GraphError, SpecError, did_you_mean
+from ..spec.document import Leaf, Node, Table, Where
+from ..spec.expression import FUNCTIONS, Evaluator, Scope, column_of
+from ..spec.flow import Assignment, parse_flow
+from ..spec.library import Spec
+from ..spec.signature import ACTIVATIONS, check_type
+from .axes import TOKENS, Axis, Shape, joined
+from .graph import Graph, Value, Weight
+from .graph import Node as GraphNode
+from .parts import STACK_KEYS, Part, choose, part_tables, resolve_part, word_list
+from .primitives import PRIMITIVES, UNARY
+from .scope import BlockScope, ModelScope, TableValue, axis_factors, literal, resolve_node
+from .select import select_rows
+
+__all__ = ["Build", "build_graph"]
+
+MAX_LAYERS = 4096
+MAX_NODES = 1_000_000
+MAX_DEPTH = 12
+_BINARY = MappingProxyType(
+    {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"},
+)
+_NEUTRAL = MappingProxyType({"add": 0, "sub": 0, "mul": 1, "div": 1, "pow": 1})
+
+
+@dataclass
+class Frame:
+    """One flow being run: the names it has assigned, the parts it can call, and where its weights belong."""
+
+    path: str
+    scope: Scope
+    parts: Mapping[str, Table]
+    env: dict[str, Any] = field(default_factory=dict)
+    stack: str = ""
+    layer: int = -1
+    prefix: str = ""
+    suffix: str = ""
+    depth: int = 0
+    outer: Frame | None = None
+
+
+@dataclass(frozen=True)
+class Build:
+    """A built graph, and which names of the spec it used (for the linter)."""
+
+    graph: Graph
+    used_lets: frozenset[str]
+    used_parts: frozenset[str]
+
+
+def build_graph(spec: Spec, config: Mapping[str, Any], tensors: Collection[str] = ()) -> Build:
+    """The graph of `spec` for `config`. `tensors` are the names in the checkpoint, for ``has('name')``.
+
+    Raises SpecError or GraphError with file, line and column.
+    """
+    return _Builder(spec, config, tensors).run()
+
+
+class _Builder:
+    def __init__(self, spec: Spec, config: Mapping[str, Any], tensors: Collection[str]) -> None:
+        self.spec = spec
+        self.model = ModelScope(spec.tree.table("let"), config, tensors)
+        self.values: list[Value] = []
+        self.nodes: list[GraphNode] = []
+        self.names: dict[str, int] = {}
+        self.caches: list[int] = []
+        self.flows: dict[int, tuple[Assignment, ...]] = {}
+        self.weights: dict[str, Weight] = {}
+        self.layers = 0
+        self.used_parts: set[str] = set()
+
+    def run(self) -> Build:
+        model = self.spec.tree.table("model")
+        kind = self.spec.value("model", "kind")
+        if kind != "causal-lm":
+            where = model["kind"].where if "kind" in model else model.where
+            raise SpecError(f"model.kind {kind!r} is not served", where=str(where), fix='write kind = "causal-lm"')
+        tokens, positions = self.value("tokens", (TOKENS,)), self.value("positions", (TOKENS,))
+        frame = Frame("", self.model, part_tables(self.spec.tree), {"tokens": tokens, "positions": positions})
+        self.positions = positions
+        logits = self.flow(self.spec.tree.table("model").get("flow"), frame, model.where)
+        if not isinstance(logits, Value) or len(logits.shape) != 2:
+            raise GraphError("the model's flow must end in logits [tokens, vocab]", where=str(model.where))
+        inputs = {"tokens": tokens.id, "positions": positions.id}
+        graph = Graph(
+            self.spec.name, tuple(self.values), tuple(self.nodes), MappingProxyType(inputs), logits.id,
+            MappingProxyType(self.names), self.layers, tuple(self.caches),
+        )  # fmt: skip
+        return Build(select_rows(graph), frozenset(self.model.used), frozenset(self.used_parts))
+
+    # ------------------------------------------------------------------ nodes
+
+    def value(self, name: str, shape: Shape) -> Value:
+        made = Value(len(self.values), name, shape)
+        self.values.append(made)
+        self.names[name] = made.id
+        return made
+
+    def emit(
+        self, op: str, inputs: list[Value], params: Mapping[str, Any], name: str, weights: tuple[Weight, ...] = ()
+    ) -> list[Value]:
+        """Add a node, proving its shapes; the new values are called `name`."""
+        if len(self.nodes) >= MAX_NODES:
+            raise GraphError(f"the graph has more than {MAX_NODES} nodes", fix="check the number of layers")
+        shapes = PRIMITIVES[op].infer(tuple(v.shape for v in inputs), params)
+        many = len(shapes) > 1
+        made = [self.value(f"{name}.{n}" if many else name, shape) for n, shape in enumerate(shapes)]
+        if op == "sdpa":
+            self.caches.append(len(self.nodes))
+        scope = name.rpartition(".")[0]
+        node = GraphNode(op, tuple(v.id for v in inputs), tuple(v.id for v in made), dict(params), weights, scope)
+        self.nodes.append(node)
+        return made
+
+    # ------------------------------------------------------------------ flows, stacks, blocks
+
+    def flow(self, node: Node | None, frame: Frame, where: Where) -> Any:
+        """Run a flow; the value of the last target of its last line."""
+        if node is None:
+            raise SpecError("there is no flow", where=str(where), fix='write flow = ["x = f(x)", …]')
+        if frame.depth > MAX_DEPTH:
+            raise SpecError(
+                f"blocks are nested more than {MAX_DEPTH} deep", where=str(where), fix="does a block call itself?"
+            )
+        lines = self.flows.get(id(node)) or self.flows.setdefault(id(node), parse_flow(node))
+        for line in lines:
+            self.assign(line, frame)
+        return frame.env[lines[-1].targets[-1]]
+
+    def assign(self, line: Assignment, frame: Frame) -> None:
+        evaluator = _FlowEvaluator(self, frame, line)
+        try:
+            value = evaluator.visit(line.value)
+        except SpecError as error:
+            if not error.where:
+                error.where = str(column_of(line.value, line.where))
+                error.reason += f" in '{line.text}'" + (f" of {frame.path}" if frame.path else "")
+            raise
+        if len(line.targets) == 1:
+            values = [value]
+        elif isinstance(value, list) and len(value) == len(line.targets):
+            values = value
+        else:
+            got = len(value) if isinstance(value, list) else 1
+            reason = f"'{line.text}' assigns {len(line.targets)} names from {got} values"
+            raise GraphError(reason, where=str(line.where), fix="name as many as the right side gives")
+        for target, item in zip(line.targets, values, strict=True):
+            frame.env[target] = item
+            if isinstance(item, Value):
+                self.names[f"{frame.path}.{target}" if frame.path else target] = item.id
+
+    def call_stack(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
+        full, chosen = choose(table, frame.scope)
+        for key, node in full.items():
+            if isinstance(node, Leaf) and key not in STACK_KEYS:
+                fix = did_you_mean(key, STACK_KEYS) or f"a stack has {', '.join(STACK_KEYS)} and tables"
+                raise SpecError(f"stack '{name}' has no key '{key}'", where=str(node.where), fix=fix)
+        count = resolve_node(full["count"], frame.scope)
+        if not isinstance(count, int) or not 0 < count <= MAX_LAYERS:
+            raise SpecError(
+                f"count is {count!r}", where=str(full["count"].where), fix=f"a stack has 1 to {MAX_LAYERS} layers"
+            )
+        names = word_list(full.get("args"), ("x",))
+        self.layers += count
+        for layer in range(count):
+            scope = self.model.at(layer)
+            inner, _ = choose(table, scope)
+            path = f"{name}.{layer}"
+            env = self.bind(name, names, args, table.where)
+            sub = Frame(path, scope, part_tables(inner), env, name, layer, depth=frame.depth + 1, outer=frame)
+            args = [self.flow(inner.get("flow"), sub, table.where), *args[1:]]
+            if isinstance(args[0], Value):
+                self.names[path] = args[0].id
+        return args[0]
+
+    def bind(self, name: str, names: tuple[str, ...], args: list[Any], where: Where) -> dict[str, Any]:
+        if len(names) != len(args):
+            raise GraphError(
+                f"'{name}' takes {len(names)} arguments ({', '.join(names)}), it got {len(args)}", where=str(where)
+            )
+        return dict(zip(names, args, strict=True))
+
+    def call_part(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
+        """The value of calling part `name`; an absent part (``if`` is false) gives its argument back."""
+        self.used_parts.add(f"{frame.stack}.{name}" if frame.stack and frame.depth == 1 else name)
+        condition = table.get("if")
+        if condition is not None and not resolve_node(condition, frame.scope):
+            return args[0] if args else None
+        part = resolve_part(name, table, frame.scope, self.spec)
+        if part.block in PRIMITIVES:
+            return self.call_primitive_part(part, args, frame)
+        prefix, suffix = (
+            literal(part.table.get("prefix"), "prefix") or "",
+            literal(part.table.get("suffix"), "suffix") or "",
+        )
+        block = self.spec.blocks.table(part.block)
+        scope = BlockScope(part.signature, part.given, part.scope, self.model_at(frame), part.where)
+        path = f"{frame.path}.{name}" if frame.path else name
+        names = word_list(block.get("args"), ("x",))
+        sub = Frame(
+            path, scope, part_tables(block.table("parts")), self.bind(name, names, args, part.where), frame.stack,
+            frame.layer, frame.prefix + prefix, suffix + frame.suffix, frame.depth + 1,
+        )  # fmt: skip
+        try:
+            result = self.flow(block.get("flow"), sub, block.where)
+        except SpecError as error:
+            if part.where.line and part.where.file not in error.where and "used at" not in error.fix:
+                error.fix = f"{error.fix}; block '{part.block}' is used at {part.where}".lstrip("; ")
+            raise
+        if isinstance(result, Value):
+            self.names[path] = result.id
+        return result
+
+    def model_at(self, frame: Frame) -> ModelScope:
+        scope: Any = frame.scope
+        while not isinstance(scope, ModelScope):
+            scope = scope.model
+        return scope
+
+    def call_primitive_part(self, part: Part, args: list[Any], frame: Frame) -> Value:
+        primitive = PRIMITIVES[part.block]
+        scope = BlockScope(part.signature, part.given, part.scope, self.model_at(frame), part.where)
+        params = {key: scope.lookup(key) for key in part.signature}
+        for key, parameter in part.signature.items():
+            if parameter.type == "axis" and params[key] is not None:
+                params[key] = self.axis(part.given.get(key), params[key], part, key)
+            if key == "shape" and part.block == "param":
+                params[key] = [self.list_axis(n, a, part) for n, a in enumerate(params[key])]
+        low, high = primitive.inputs
+        values = [a for a in args if a is not None]
+        if not low <= len(values) <= high or not all(isinstance(a, Value) for a in values):
+            reason = f"'{part.name}' ({part.block}) takes {low} to {high} tensors, it got {len(values)}"
+            raise GraphError(reason, fix="call it with tensors")
+        role = f"{frame.prefix}{part.name}{frame.suffix}"
+        shapes = tuple(v.shape for v in values)
+        primitive.infer(shapes, params)  # before the weights' shapes, for the better message
+        weights = tuple(
+            self.weight(Weight(role, slot, shape, frame.stack, frame.layer), part)
+            for slot, shape in primitive.weights(shapes, params)
+        )
+        name = f"{frame.path}.{part.name}" if frame.path else part.name
+        return self.emit(part.block, values, params, name, weights)[0]
+
+    def weight(self, weight: Weight, part: Part) -> Weight:
+        known = self.weights.setdefault(weight.key, weight)
+        if known.sizes != weight.sizes:
+            reason = f"'{weight.role}' is used with two shapes, {known.sizes} and {weight.sizes}"
+            raise GraphError(reason, where=str(part.where), fix="give one of the parts a prefix or another name")
+        return known
+
+    def axis(self, node: Node | None, size: int, part: Part, key: str) -> Axis:
+        """The axis of a size, named by the product it was written as."""
+        if not isinstance(node, Leaf) or not isinstance(node.value, str):
+            return Axis(f"{part.name}.{key}", size)
+        text = node.value
+        tree = ast.parse(text.strip(), mode="eval").body
+        factors = axis_factors(tree, lambda n: Evaluator(part.scope, node.where, text).visit(n))
+        axes = [Axis(name, value) for name, value in factors]
+        if len(axes) == 2:
+            return joined(axes[0], axes[1])
+        return Axis(text.strip(), size)
+
+    def list_axis(self, n: int, size: Any, part: Part) -> Axis:
+        node = part.given["shape"]
+        item = node.value[n] if isinstance(node, Leaf) and isinstance(node.value, list) else None
+        if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+            raise GraphError(
+                f"shape of '{part.name}' has {size!r}", where=str(node.where), fix="sizes are positive integers"
+            )
+        return self.axis(item, size, part, f"shape.{n}")
+
+
+class _FlowEvaluator(Evaluator):
+    """Expressions over tensors: what `Evaluator` computes, or a node when a tensor is involved."""
+
+    def __init__(self, builder: _Builder, frame: Frame, line: Assignment) -> None:
+        super().__init__(frame.scope, line.where, line.text)
+        self.builder = builder
+        self.frame = frame
+        self.target = f"{frame.path}.{line.targets[0]}" if frame.path else line.targets[0]
+
+    def fail(self, node: ast.AST, reason: str, fix: str = "") -> SpecError:
+        where = str(self.where.shift(getattr(node, "col_offset", 0) + 1))
+        return GraphError(f"{reason} in '{self.text}'" + self.inside(), where=where, fix=fix)
+
+    def inside(self) -> str:
+        return f" of {self.frame.path}" if self.frame.path else ""
+
+    def emit(self, op: str, inputs: list[Value], params: Mapping[str, Any]) -> Any:
+        made = self.builder.emit(op, inputs, params, self.target)
+        return made if len(made) > 1 else made[0]
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id in self.frame.env:
+            return self.frame.env[node.id]
+        if node.id in self.frame.parts and "block" in self.frame.parts[node.id]:
+            return self.builder.call_part(node.id, self.frame.parts[node.id], [], self.frame)
+        return super().visit_Name(node)
+
+    def truth(self, node: ast.AST, value: Any) -> bool:
+        if isinstance(value, Value):
+            raise self.fail(
+                node, f"'{ast.unparse(node)}' is a tensor", "conditions are settled when the model is loaded"
+            )
+        return bool(value)
+
+    def visit_Compare(self, node: ast.Compare) -> bool:
+        if any(isinstance(self.visit(n), Value) for n in (node.left, *node.comparators)):
+            raise self.fail(node, "tensors cannot be compared", "conditions are settled when the model is loaded")
+        return super().visit_Compare(node)
+
+    def negate(self, node: ast.AST, value: Any) -> Any:
+        if isinstance(value, Value):
+            return self.emit("binary", [value], {"kind": "mul", "number": -1, "swap": False})
+        return super().negate(node, value)
+
+    def binary(self, node: ast.BinOp, left: Any, right: Any) -> Any:
+        if not isinstance(left, Value) and not isinstance(right, Value):
+            return super().binary(node, left, right)
+        kind = _BINARY.get(type(node.op))
+        if kind is None:
+            raise self.fail(node, "tensors have + - * / ** only", "use floor(x / n)")
+        return self.combine(node, kind, left, right)
+
+    def combine(self, node: ast.AST, kind: str, left: Any, right: Any) -> Any:
+        if isinstance(left, Value) and isinstance(right, Value):
+            return self.emit("binary", [left, right], {"kind": kind, "number": None, "swap": False})
+        tensor, number = (left, right) if isinstance(left, Value) else (right, left)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise self.fail(node, f"a tensor cannot be combined with {number!r:.40}", "give the number a fallback")
+        neutral = _NEUTRAL.get(kind)
+        if number == neutral and (tensor is left or kind in ("add", "mul")):
+            return tensor
+        return self.emit("binary", [tensor], {"kind": kind, "number": number, "swap": tensor is not left})
+
+    # ------------------------------------------------------------------ calls
+
+    def call(self, node: ast.Call, name: str) -> Any:
+        try:
+            return self._call(node, name)
+        except SpecError as error:
+            if not error.where:
+                raise self.fail(node, error.reason, error.fix) from None
+            raise
+
+    def _call(self, node: ast.Call, name: str) -> Any:
+        owner: Frame | None = self.frame
+        while owner is not None and name not in owner.parts:
+            owner = owner.outer
+        if owner is not None:
+            if node.keywords:
+                raise self.fail(node, f"'{name}' is a part and takes tensors only", "give its parameters in its table")
+            args = [self.visit(a) for a in node.args]
+            table = owner.parts[name]
+            if "count" in table:
+                return self.builder.call_stack(name, table, args, owner)
+            return self.builder.call_part(name, table, args, owner)
+        if name == "has":
+            return self.has(node)
+        kind = self.activation(name)
+        args = [self.visit(a) for a in node.args]
+        if kind is not None and len(args) == 1 and isinstance(args[0], Value):
+            return args[0] if kind == "identity" else self.emit("act", args, {"kind": kind})
+        if name in ("min", "max") and len(args) == 2 and any(isinstance(a, Value) for a in args):
+            return self.combine(node, name, *args)
+        if name in ("sum", "mean", "max", "softmax") and len(args) == 1 and isinstance(args[0], Value):
+            return self.emit("reduce", args, {"kind": name})
+        primitive = PRIMITIVES.get(name)
+        if primitive is not None and not primitive.owns_weights and name not in ("act", "binary", "reduce", "select"):
+            return self.primitive(node, name, args)
+        if name in FUNCTIONS and not any(isinstance(a, Value) for a in args):
+            return super().call(node, name)
+        known = [*self.frame.parts, *PRIMITIVES, *UNARY, *FUNCTIONS]
+        fix = did_you_mean(name, known) or "call a part of this table, a primitive or an activation"
+        raise self.fail(node, f"'{name}' cannot be called here", fix)
+
+    def has(self, node: ast.Call) -> bool:
+        args = [self.visit(a) for a in node.args]
+        return bool(args) and str(args[0]) in self.builder.model.tensors
+
+    def activation(self, name: str) -> str | None:
+        """The activation that `name` stands for: a parameter whose value is one, or its own name."""
+        try:
+            value = self.scope.lookup(name)
+        except KeyError:
+            return ACTIVATIONS.get(name, name if name in UNARY else None)
+        return (
+            value
+            if isinstance(value, str) and value in UNARY
+            else ACTIVATIONS.get(value)
+            if isinstance(value, str)
+            else None
+        )
+
+    def primitive(self, node: ast.Call, name: str, args: list[Any]) -> Any:
+        """A primitive without weights: tensors first, then parameters by position, keyword or ``**table``."""
+        primitive = PRIMITIVES[name]
+        inputs = [a for a in args if isinstance(a, Value)]
+        words = list(primitive.signature)
+        given: dict[str, Any] = dict(zip(words, (a for a in args if not isinstance(a, Value)), strict=False))
+        for keyword in node.keywords:
+            value = self.visit(keyword.value)
+            if keyword.arg is None:
+                given.update(self.spread(node, keyword, value, words, name))
+            elif isinstance(value, Value) or (keyword.arg in primitive.optional and value is None):
+                inputs.extend([value] if value is not None else [])
+            elif keyword.arg in words:
+                given[keyword.arg] = value
+            else:
+                fix = did_you_mean(keyword.arg, words) or f"it has {', '.join(words)}"
+                raise self.fail(node, f"{name} has no parameter '{keyword.arg}'", fix)
+        if primitive.vanishes and given.get(words[0]) is None:
+            return inputs[0]
+        if name in ("rope", "sdpa"):
+            inputs.insert(1 if name == "rope" else 3, self.builder.positions)
+        low, high = primitive.inputs
+        if not low <= len(inputs) <= high:
+            raise self.fail(node, f"{name} takes {low} to {high} tensors, it got {len(inputs)}")
+        params = {}
+        for word, parameter in primitive.signature.items():
+            value = given.get(word)
+            if value is None and parameter.default is not None:
+                value = Evaluator(self.scope, parameter.where, parameter.default_text).visit(parameter.default)
+            elif value is None:
+                raise self.fail(node, f"{name} needs '{word}'", f"give {word}")
+            params[word] = check_type(parameter, value, column_of(node, self.where))
+        return self.emit(name, inputs, params)
+
+    def spread(self, node: ast.Call, keyword: ast.keyword, value: Any, words: list[str], name: str) -> dict[str, Any]:
+        if not isinstance(value, TableValue):
+            raise self.fail(node, f"'**{ast.unparse(keyword.value)}' is not a table", "give the parameter a table")
+        out = {}
+        for key, item in value.table.items():
+            if key not in words:
+                fix = did_you_mean(key, words) or f"it has {', '.join(words)}"
+                raise SpecError(f"{name} has no parameter '{key}'", where=str(item.where), fix=fix)
+            out[key] = resolve_node(item, value.scope, PRIMITIVES[name].signature[key])
+        return out

@@ -1,0 +1,163 @@
+"""Running a graph on a step batch: the interface every engine implements, and the NumPy reference engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..graph.axes import Shape, alignment
+from ..graph.graph import Graph, Node
+from ..kernels import reference as ref
+from ..kernels.rope import frequencies, rope_length
+from ..weights.loader import Weights
+from .batch import StepBatch
+from .kv_cache import KVCache
+
+__all__ = ["Executor", "ReferenceExecutor"]
+
+Array = np.ndarray
+
+
+class Executor(Protocol):
+    """Runs steps. Keys and values of the batch's tokens are in `cache` afterwards."""
+
+    def run(self, batch: StepBatch, cache: KVCache) -> Array:
+        """Logits, float32 [rows, vocab]."""
+        ...
+
+    def capture(self, batch: StepBatch, cache: KVCache, names: Sequence[str]) -> dict[str, Array]:
+        """The named tensors of the same step."""
+        ...
+
+
+class ReferenceExecutor:
+    """Node after node, each by its definition in `inferflow.kernels.reference`; values are dropped after their last use."""
+
+    def __init__(self, graph: Graph, weights: Weights) -> None:
+        self.graph = graph
+        self.weights = weights
+        self.rope_tables: dict[Any, tuple[Array, float]] = {}
+        last = {v: n for n, node in enumerate(graph.nodes) for v in node.inputs}
+        self.free_after: dict[int, list[int]] = {}
+        for v, n in last.items():
+            self.free_after.setdefault(n, []).append(v)
+        self.ops: Mapping[str, Callable[..., Any]] = {
+            "embed": self.embed,
+            "linear": self.linear,
+            "norm": lambda n, x: ref.norm(x, self.weight(n, "weight"), self.weight(n, "bias"), n.params),
+            "param": lambda n: self.weight(n, "value"),
+            "act": lambda n, x: ref.ACTIVATION[n.params["kind"]](x),
+            "xielu": lambda n, x, p, m: ref.xielu(x, p, m, n.params["beta"], n.params["eps"]),
+            "binary": self.binary,
+            "clamp": lambda n, x: np.clip(x, -n.params["limit"], n.params["limit"]),
+            "softcap": lambda n, x: np.float32(n.params["cap"]) * np.tanh(x / np.float32(n.params["cap"])),
+            "reduce": self.reduce,
+            "heads": lambda n, x: x.reshape(*x.shape[:-1], n.params["n"], -1),
+            "merge": lambda n, x: x.reshape(*x.shape[:-2], -1),
+            "split": lambda n, x: np.split(x, np.cumsum(n.params["sizes"])[:-1], axis=-1),
+            "concat": self.concat,
+            "outer": lambda n, a, b: a[..., :, None] * b[..., None, :],
+            "rope": self.rope,
+            "sdpa": self.sdpa,
+            "router": lambda n, x, bias=None: ref.router(x, bias, n.params),
+            "combine": lambda n, y, w: (y * w[..., None]).sum(-2),
+            "select": lambda n, x: x[self.batch.rows],
+        }
+
+    def run(self, batch: StepBatch, cache: KVCache) -> Array:
+        return self._walk(batch, cache, {self.graph.output})[self.graph.output]
+
+    def capture(self, batch: StepBatch, cache: KVCache, names: Sequence[str]) -> dict[str, Array]:
+        ids = {name: self.graph.names[name] for name in names}
+        values = self._walk(batch, cache, set(ids.values()))
+        return {name: np.array(values[v]) for name, v in ids.items()}
+
+    def _walk(self, batch: StepBatch, cache: KVCache, keep: set[int]) -> dict[int, Array]:
+        self.batch, self.cache = batch, cache
+        values = {self.graph.inputs["tokens"]: batch.tokens, self.graph.inputs["positions"]: batch.positions}
+        with np.errstate(over="ignore", under="ignore"):
+            for n, node in enumerate(self.graph.nodes):
+                self.at = n
+                out = self.ops[node.op](node, *(values[v] for v in node.inputs))
+                values.update(zip(node.outputs, out if isinstance(out, list | tuple) else (out,), strict=True))
+                for v in self.free_after.get(n, ()):
+                    if v not in keep:
+                        del values[v]
+        return values
+
+    # ------------------------------------------------------------------ what needs weights, shapes or the cache
+
+    def weight(self, node: Node, slot: str) -> Array | None:
+        for weight in node.weights:
+            if weight.slot == slot:
+                return self.weights.array(weight.key)
+        return None
+
+    def embed(self, node: Node, ids: Array) -> Array:
+        table = self.weight(node, "weight")
+        assert table is not None
+        return table[ids + node.params["offset"]]
+
+    def linear(self, node: Node, x: Array, ids: Array | None = None) -> Array:
+        w, b = self.weight(node, "weight"), self.weight(node, "bias")
+        assert w is not None
+        return ref.linear(x, w, b) if ids is None else ref.expert_linear(x, ids, w, b)
+
+    def shape(self, value: int) -> Shape:
+        return self.graph.values[value].shape
+
+    def binary(self, node: Node, a: Array, b: Array | None = None) -> Array:
+        operation = ref.BINARY[node.params["kind"]]
+        if b is None:
+            number = np.float32(node.params["number"])
+            a = a.astype(np.float32, copy=False)
+            return operation(number, a) if node.params["swap"] else operation(a, number)
+        left, right = (self.shape(v) for v in node.inputs)
+        if len(left) != len(right):
+            small, large = (left, right) if len(left) < len(right) else (right, left)
+            at = alignment(small, large) or ()
+            full = [slice(None) if n in at else None for n in range(len(large))]
+            a, b = (a[tuple(full)], b) if small is left else (a, b[tuple(full)])
+        return operation(a.astype(np.float32, copy=False), b.astype(np.float32, copy=False))
+
+    def reduce(self, node: Node, x: Array) -> Array:
+        kind = node.params["kind"]
+        return ref.softmax(x) if kind == "softmax" else getattr(np, kind)(x, axis=-1, keepdims=True)
+
+    def concat(self, node: Node, *parts: Array) -> Array:
+        lead = np.broadcast_shapes(*(p.shape[:-1] for p in parts))
+        return np.concatenate([np.broadcast_to(p, (*lead, p.shape[-1])) for p in parts], axis=-1)
+
+    def rope(self, node: Node, x: Array, positions: Array) -> Array:
+        out = np.empty_like(x)
+        for span in self.batch.spans:
+            key = (id(node.params), rope_length(node.params, span.length))
+            if key not in self.rope_tables:
+                self.rope_tables[key] = frequencies(node.params, span.length)
+            inverse, factor = self.rope_tables[key]
+            rows = slice(span.start, span.start + span.count)
+            out[rows] = ref.rotate(x[rows], positions[rows], inverse, factor, node.params["pairing"])
+        return out
+
+    def sdpa(self, node: Node, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None = None) -> Array:
+        keys, values = self.cache.keys[self.at], self.cache.values[self.at]
+        size = self.cache.block_size
+        out = np.empty((*q.shape[:2], v.shape[-1]), np.float32)
+        window, chunk = node.params["window"], node.params["chunk"]
+        for span in self.batch.spans:
+            rows = slice(span.start, span.start + span.count)
+            table = np.asarray(span.blocks)
+            where = np.arange(span.past, span.past + span.count)
+            keys[table[where // size], where % size] = k[rows]
+            values[table[where // size], where % size] = v[rows]
+            used = table[: -(-(span.past + span.count) // size)]
+            all_k = keys[used].reshape(-1, *keys.shape[2:])
+            all_v = values[used].reshape(-1, *values.shape[2:])
+            for n, p in enumerate(where):
+                first = 0 if window is None else max(0, p - window + 1)
+                first = first if chunk is None else max(first, p // chunk * chunk)
+                seen = slice(first, p + 1)
+                out[span.start + n] = ref.attend(q[span.start + n], all_k[seen], all_v[seen], first, sinks, node.params)
+        return out

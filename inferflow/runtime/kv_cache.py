@@ -1,0 +1,47 @@
+"""The paged key-value cache: fixed blocks of positions, owned by sequences through block tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..graph.graph import Graph
+
+__all__ = ["BlockPool", "KVCache"]
+
+
+class KVCache:
+    """Keys and values of every caching node: ``keys[node]`` is float32 [blocks, block_size, kv_heads, head_dim]."""
+
+    def __init__(self, graph: Graph, blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.keys: dict[int, np.ndarray] = {}
+        self.values: dict[int, np.ndarray] = {}
+        for n in graph.caches:
+            k, v = (graph.values[i].shape for i in graph.nodes[n].inputs[1:3])
+            for store, shape in ((self.keys, k), (self.values, v)):
+                # np.zeros maps pages lazily: memory is used as blocks are written
+                store[n] = np.zeros((blocks, block_size, shape[1].size or 0, shape[2].size or 0), np.float32)
+
+
+class BlockPool:
+    """Free blocks, handed out lowest first. Every block has at most one owner."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self.free = list(range(blocks - 1, -1, -1))
+
+    def take(self, count: int) -> list[int]:
+        """`count` blocks; UnsupportedError when there are not so many."""
+        if count > len(self.free):
+            fix = "shorten the prompt or max_tokens, or raise max_model_len"
+            raise UnsupportedError(
+                f"the KV cache has {len(self.free)} free blocks of {self.blocks}, {count} are needed", fix=fix
+            )
+        return [self.free.pop() for _ in range(count)]
+
+    def give(self, blocks: list[int]) -> None:
+        """Return blocks that `take` handed out."""
+        self.free.extend(reversed(blocks))
+        if len(self.free) > self.blocks or len(set(self.free)) != len(self.free):
+            raise AssertionError("a block was returned twice")

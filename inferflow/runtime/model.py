@@ -1,0 +1,64 @@
+"""A model, ready to run: its checkpoint, spec, graph and weights, put together in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError
+from ..graph.build import build_graph
+from ..graph.graph import Graph
+from ..spec.library import Spec, find_spec, for_gguf, load_spec
+from ..weights.loader import Weights, plan_weights
+from ..weights.open import open_source
+from ..weights.source import Source
+
+__all__ = ["Model", "load_model"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the parts of a loaded model are. `config` includes the caller's overrides."""
+
+    source: Source
+    config: Mapping[str, Any]
+    spec: Spec
+    graph: Graph
+    weights: Weights
+
+    @property
+    def parameters(self) -> int:
+        """Distinct stored elements that the model reads."""
+        names = {name for plan in self.weights.plans.values() for name in plan.names}
+        total = 0
+        for name in names:
+            size = 1
+            for n in self.source.tensors[name].shape:
+                size *= n
+            total += size
+        return total
+
+
+def choose_spec(source: Source, spec: str | Path | None, config: Mapping[str, Any]) -> tuple[Spec, Mapping[str, Any]]:
+    """(the spec as it applies to this kind of file, the part of the config it reads)."""
+    chosen = find_spec(config) if spec is None else load_spec(spec)
+    root = chosen.value("match", "root")
+    if isinstance(root, str) and isinstance(config.get(root), Mapping):
+        config = {**config, **config[root]}
+    return (for_gguf(chosen) if source.format == "gguf" else chosen), config
+
+
+def load_model(path: str | Path, spec: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Model:
+    """Open `path`, choose or load the spec, prove every shape. Weights are read when first used.
+
+    `overrides` replace keys of the model's config (``{"rope_scaling": {…}}``). Raises SpecError, CheckpointError.
+    """
+    source = open_source(path)
+    config: Mapping[str, Any] = {**source.config, **(overrides or {})}
+    if not source.tensors:
+        raise CheckpointError("it has no tensors", where=str(path), fix="download it again")
+    chosen, config = choose_spec(source, spec, config)
+    graph = build_graph(chosen, config, source.tensors).graph
+    return Model(source, config, chosen, graph, plan_weights(graph, chosen, config, source))
