@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -90,12 +90,12 @@ class _Builder:
             where = model["kind"].where if "kind" in model else model.where
             raise SpecError(f"model.kind {kind!r} is not served", where=str(where), fix='write kind = "causal-lm"')
         tokens, positions = self.value("tokens", (TOKENS,)), self.value("positions", (TOKENS,))
-        frame = Frame("", self.model, part_tables(self.spec.tree), {"tokens": tokens, "positions": positions})
-        self.positions = positions
+        self.inputs = {"tokens": tokens, "positions": positions}  # seen from everywhere
+        frame = Frame("", self.model, part_tables(self.spec.tree))
         logits = self.flow(self.spec.tree.table("model").get("flow"), frame, model.where)
         if not isinstance(logits, Value) or len(logits.shape) != 2:
             raise GraphError("the model's flow must end in logits [tokens, vocab]", where=str(model.where))
-        inputs = {"tokens": tokens.id, "positions": positions.id}
+        inputs = {name: value.id for name, value in self.inputs.items()}
         graph = Graph(
             self.spec.name, tuple(self.values), tuple(self.nodes), MappingProxyType(inputs), logits.id,
             MappingProxyType(self.names), self.layers, tuple(self.caches),
@@ -164,7 +164,7 @@ class _Builder:
                 self.names[f"{frame.path}.{target}" if frame.path else target] = item.id
 
     def call_stack(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
-        full, chosen = choose(table, frame.scope)
+        full, _ = choose(table, frame.scope)
         for key, node in full.items():
             if isinstance(node, Leaf) and key not in STACK_KEYS:
                 fix = did_you_mean(key, STACK_KEYS) or f"a stack has {', '.join(STACK_KEYS)} and tables"
@@ -309,6 +309,8 @@ class _FlowEvaluator(Evaluator):
             return self.frame.env[node.id]
         if node.id in self.frame.parts and "block" in self.frame.parts[node.id]:
             return self.builder.call_part(node.id, self.frame.parts[node.id], [], self.frame)
+        if node.id in self.builder.inputs:
+            return self.builder.inputs[node.id]
         return super().visit_Name(node)
 
     def truth(self, node: ast.AST, value: Any) -> bool:
@@ -426,7 +428,7 @@ class _FlowEvaluator(Evaluator):
         if primitive.vanishes and given.get(words[0]) is None:
             return inputs[0]
         if name in ("rope", "sdpa"):
-            inputs.insert(1 if name == "rope" else 3, self.builder.positions)
+            inputs.insert(1 if name == "rope" else 3, self.builder.inputs["positions"])
         low, high = primitive.inputs
         if not low <= len(inputs) <= high:
             raise self.fail(node, f"{name} takes {low} to {high} tensors, it got {len(inputs)}")

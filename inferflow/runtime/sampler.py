@@ -36,6 +36,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        stops: Sequence[object] = self.stop
         checks: list[tuple[str, bool, str]] = [
             ("temperature", _number(self.temperature) and 0 <= self.temperature <= 100, "a number from 0 to 100"),
             ("top_k", _whole(self.top_k) and self.top_k >= 0, "a whole number, 0 for off"),
@@ -49,7 +50,7 @@ class SamplingParams:
             ("max_tokens", self.max_tokens is None or (_whole(self.max_tokens) and self.max_tokens > 0), "at least 1"),
             (
                 "stop",
-                all(isinstance(s, str) and len(s) > 0 for s in self.stop) and len(self.stop) <= 64,
+                all(isinstance(s, str) and s != "" for s in stops) and len(stops) <= 64,
                 "up to 64 strings, none empty",
             ),
         ]

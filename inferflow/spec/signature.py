@@ -1,8 +1,8 @@
 """Signatures: the closed set of parameters of a block or primitive, one ``"type"`` or ``"type = default"`` string each.
 
 Types are ``int``, ``number``, ``bool``, ``axis`` (a size that names a tensor axis), ``act`` (the name of an activation),
-``list``, ``table``, ``any``, or a choice of words ``half | inter``. A choice parameter takes one of its words as it stands and everything else as an expression that
-yields one. Without a default a parameter is required; ``= None`` makes it optional.
+``list``, ``table``, ``any``, or a choice of words ``half | inter``. A choice parameter takes one of its words as it stands and
+everything else as an expression that yields one. Without a default a parameter is required; ``= None`` makes it optional.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from tokenizers.models import BPE
 from ..errors import TextError
 from .literals import Literals
 from .tables import Pretokenizer
+from .unicode import well_formed
 
 __all__ = ["ByteBPE"]
 
@@ -25,11 +26,11 @@ class ByteBPE:
         self, tokens: Sequence[str], merges: Sequence[str], types: Sequence[int], rules: Pretokenizer, where: str
     ) -> None:
         special = [token for token, kind in enumerate(types[: len(tokens)]) if kind in _CONTROL_TYPES]
-        always = {text: token for token, (text, kind) in enumerate(zip(tokens, types)) if kind == _USER_DEFINED}
+        always = {tokens[token]: token for token, kind in enumerate(types[: len(tokens)]) if kind == _USER_DEFINED}
         control = {tokens[token]: token for token in special}
         vocab = {text: token for token, text in enumerate(tokens)}
         for text in control:
-            del vocab[text]
+            vocab.pop(text, None)
         self._literals = Literals(control, always)
         self._engine = _engine(vocab, merges, rules, where)
 
@@ -44,17 +45,8 @@ class ByteBPE:
         return ids
 
 
-def well_formed(text: str) -> str:
-    """`text` with every lone surrogate replaced by U+FFFD."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
-
-
 def _engine(vocab: dict[str, int], merges: Sequence[str], rules: Pretokenizer, where: str) -> Engine:
-    pairs = [tuple(merge.split(" ", 1)) for merge in merges]
+    pairs = [merge.partition(" ")[::2] for merge in merges]
     try:
         # The typed constructor is twice as quick as handing over JSON.
         model = BPE(vocab, pairs, ignore_merges=rules.ignore_merges)

@@ -1,7 +1,7 @@
 """A `Tokenizer` from GGUF metadata (the ``tokenizer.*`` keys of the GGUF specification).
 
-The vocabulary is validated before it is used: array lengths agree, ids lie in range, texts are strings. The algorithm is
-chosen by ``tokenizer.ggml.model``: byte-level BPE, SentencePiece merges, unigram, or WordPiece.
+The vocabulary is validated before it is used: array lengths agree, ids lie in range, texts are strings. The algorithm
+is chosen by ``tokenizer.ggml.model``: byte-level BPE, SentencePiece merges, unigram, or WordPiece.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class GGUFVocabulary:
         self.kind = tokenizer_kind(str(self.get("model", "")), where=where)
 
     def _broken(self, key: str, reason: str) -> TextError:
-        return TextError(f"{_PREFIX}{key} {reason}", where=self.where, fix="the file is corrupt: fetch or convert it again")
+        return TextError(
+            f"{_PREFIX}{key} {reason}", where=self.where, fix="the file is corrupt: fetch or convert it again"
+        )
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(_PREFIX + key, default)
@@ -60,14 +62,16 @@ class GGUFVocabulary:
             return None
         if hasattr(value, "tolist"):
             value = value.tolist()
-        if not isinstance(value, (list, tuple)):
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             raise self._broken(key, "is not an array")
         return list(value)
 
     def strings(self, key: str) -> list[str]:
         values = self.array(key)
         if values is None:
-            raise TextError(f"{_PREFIX}{key} is missing", where=self.where, fix="use a GGUF file that holds a vocabulary")
+            raise TextError(
+                f"{_PREFIX}{key} is missing", where=self.where, fix="use a GGUF file that holds a vocabulary"
+            )
         if any(not isinstance(value, str) for value in values):
             raise self._broken(key, "holds something other than strings")
         return values
@@ -101,9 +105,13 @@ def _sentencepiece(vocabulary: GGUFVocabulary, override: str | None) -> Tokenize
 
     scores = vocabulary.array("scores")
     if scores is None or len(scores) < len(vocabulary.tokens):
-        raise TextError("tokenizer.ggml.scores is missing or too short", where=vocabulary.where, fix="convert the model again")
+        raise TextError(
+            "tokenizer.ggml.scores is missing or too short", where=vocabulary.where, fix="convert the model again"
+        )
     add_space = vocabulary.flag("add_space_prefix", True)
-    backend = SentencePiece(vocabulary.tokens, scores, vocabulary.types, add_space, vocabulary.token_id("unknown_token_id", 0))
+    backend = SentencePiece(
+        vocabulary.tokens, scores, vocabulary.types, add_space, vocabulary.token_id("unknown_token_id", 0)
+    )
     return _finish(vocabulary, backend, decode_metaspace, add_bos=True, add_space=add_space)
 
 
@@ -120,8 +128,12 @@ def _finish(
     wants_bos = vocabulary.flag("add_bos_token", add_bos) and bos is not None
     wants_eos = vocabulary.flag("add_eos_token", False) and eos is not None
     template = vocabulary.metadata.get("tokenizer.chat_template")
-    names = {"bos_token": bos, "eos_token": eos, "pad_token": vocabulary.token_id("padding_token_id"),
-             "unk_token": vocabulary.token_id("unknown_token_id")}
+    names = {
+        "bos_token": bos,
+        "eos_token": eos,
+        "pad_token": vocabulary.token_id("padding_token_id"),
+        "unk_token": vocabulary.token_id("unknown_token_id"),
+    }
     return Tokenizer(
         Vocabulary(
             tokens=vocabulary.tokens,

@@ -15,8 +15,13 @@ class Literals:
     """The literal tokens of a vocabulary. `control` are found only in trusted text, `always` everywhere."""
 
     def __init__(self, control: Mapping[str, int], always: Mapping[str, int]) -> None:
-        everything = [*((text, token, True) for text, token in control.items()), *((t, i, False) for t, i in always.items())]
-        self._ordered = sorted((entry for entry in everything if entry[0]), key=lambda entry: -len(entry[0].encode("utf-8", "replace")))
+        everything = [
+            *((text, token, True) for text, token in control.items()),
+            *((t, i, False) for t, i in always.items()),
+        ]
+        self._ordered = sorted(
+            (entry for entry in everything if entry[0]), key=lambda entry: -len(entry[0].encode("utf-8", "replace"))
+        )
 
     def cut(self, text: str, trusted: Sequence[tuple[int, int]]) -> list[str | int]:
         """`text` as texts and token ids in order; no empty texts."""

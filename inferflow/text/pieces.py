@@ -11,9 +11,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
-__all__ = ["BYTE_TOKEN", "METASPACE", "PieceDecoder", "byte_alphabet", "decode_byte_level", "decode_metaspace", "decode_wordpiece"]
+__all__ = [
+    "BYTE_TOKEN",
+    "METASPACE",
+    "PieceDecoder",
+    "byte_alphabet",
+    "decode_byte_level",
+    "decode_metaspace",
+    "decode_wordpiece",
+]
 
 PieceDecoder = Callable[[str], bytes]
 
@@ -21,7 +29,7 @@ METASPACE = "\u2581"
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
 
-@lru_cache(maxsize=None)
+@cache
 def byte_alphabet() -> tuple[str, ...]:
     """The character of each byte 0..255: printable Latin-1 bytes are themselves, the others follow from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -29,7 +37,7 @@ def byte_alphabet() -> tuple[str, ...]:
     return tuple(chr(byte) if byte in printable else chr(next(others)) for byte in range(256))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _byte_of() -> dict[str, int]:
     return {character: byte for byte, character in enumerate(byte_alphabet())}
 

@@ -1,5 +1,5 @@
-"""SentencePiece's BPE: adjacent pieces are merged, the pair whose merged piece has the highest score first (on a tie the
-leftmost), until no merged piece is in the vocabulary; what is then unknown goes out as byte tokens.
+"""SentencePiece's BPE: adjacent pieces are merged, the pair whose merged piece has the highest score first (on a tie
+the leftmost), until no merged piece is in the vocabulary; what is then unknown goes out as byte tokens.
 
 Run directly on pieces and scores: rebuilding a table of merges for the `tokenizers` library takes seconds for a large
 vocabulary. Text is cut into words first (before a space mark, where no piece of the vocabulary reaches across), which
@@ -23,7 +23,7 @@ _CACHED_LENGTH = 32
 
 
 class SentencePiece:
-    """A `Backend`. Only ordinary pieces take part in merges, so text cannot become a control or byte token by merging."""
+    """A `Backend`. Only ordinary pieces take part in merges: no run of merges makes a control or byte token."""
 
     def __init__(
         self, tokens: Sequence[str], scores: Sequence[float], types: Sequence[int], add_space: bool, unknown: int | None
@@ -115,7 +115,7 @@ def _utf8(piece: str) -> bytes:
 
 
 def _byte_ids(tokens: Sequence[str], byte_tokens: Sequence[int], ids: dict[str, int], unknown: int | None) -> list[int]:
-    """The token of every byte; where there is none that of the character, or the unknown token; -1 for nothing at all."""
+    """The token of every byte; where there is none, that of the character or the unknown token; -1 for nothing."""
     fallback = -1 if unknown is None else unknown
     table = [ids.get(chr(byte), fallback) if byte < 128 else fallback for byte in range(256)]
     for token in byte_tokens:

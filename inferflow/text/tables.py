@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -32,9 +32,10 @@ class Pretokenizer:
     add_bos: bool = False
 
 
-@lru_cache(maxsize=None)
+@cache
 def _table(name: str) -> dict[str, Any]:
-    return tomllib.loads(resources.files("model_specs").joinpath(name).read_text(encoding="utf-8"))
+    table: dict[str, Any] = tomllib.loads(resources.files("model_specs").joinpath(name).read_text(encoding="utf-8"))
+    return table
 
 
 def listed(names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from inferflow.errors import did_you_mean
@@ -80,23 +80,22 @@ def missing_shards(paths: Iterable[Path]) -> None:
         raise corrupt(first, f"this shard is missing ({len(absent)} of {len(paths)} are)", f"download {first.name}")
 
 
-def assign(contents: Mapping[str, Iterable[str]], weight_map: Mapping[str, str] | None, where: Path) -> dict[str, str]:
+def assign(contents: Mapping[str, Collection[str]], weight_map: Mapping[str, str] | None, where: Path) -> dict[str, str]:
     """Tensor name to shard name, each tensor exactly once, from what each shard holds (`contents`) and the index, if
     any.
 
     Raises CheckpointError when a shard lacks what the index promises, or two shards hold a tensor the index leaves
     open.
     """
-    holds = {shard: set(names) for shard, names in contents.items()}
     owner: dict[str, str] = {}
     for name, shard in (weight_map or {}).items():
-        if name not in holds[shard]:
-            hint = did_you_mean(name, holds[shard]) if len(holds[shard]) < 2000 else ""
+        if name not in contents[shard]:
+            hint = did_you_mean(name, contents[shard]) if len(contents[shard]) < 2000 else ""
             raise corrupt(
                 where, f"says that {shard} holds tensor '{name}', which it does not", hint or f"download {shard} again"
             )
         owner[name] = shard
-    for shard, names in holds.items():
+    for shard, names in contents.items():
         for name in names:
             if name in owner and owner[name] != shard and (weight_map is None or name not in weight_map):
                 raise corrupt(

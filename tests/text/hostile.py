@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - one text a line
 """Texts that tokenizers get wrong. `TEXTS` are bytes: not all of them are UTF-8."""
 
 from __future__ import annotations
@@ -50,7 +51,15 @@ _WRITTEN: list[str] = [
     "Lorem ipsum dolor sit amet, consectetur adipiscing elit, sed do eiusmod tempor incididunt ut labore.",
 ]  # fmt: skip
 
-_REPEATED: list[str] = ["a" * 10_000, " " * 10_000, "\n" * 3_000, "1" * 2_000, "\u4f60" * 1_000, "ab" * 2_000, "=" * 3_000]
+_REPEATED: list[str] = [
+    "a" * 10_000,
+    " " * 10_000,
+    "\n" * 3_000,
+    "1" * 2_000,
+    "\u4f60" * 1_000,
+    "ab" * 2_000,
+    "=" * 3_000,
+]
 
 _NOT_UTF8: list[bytes] = [
     b"\xff", b"\x80abc", b"abc\xc3", b"\xe2\x82", b"a\xf0\x9f\x98b", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf5\x80\x80\x80", b"ok \xfe\xff ok",

@@ -1,7 +1,7 @@
-"""The GGUF reference tokenizer, called through the C interface of the `xllamacpp` wheel. Used to make the golden files.
+"""The GGUF reference tokenizer, called through the C interface of the `xllamacpp` wheel, to make the golden files.
 
-The wheel exports the library's C symbols; `ctypes` calls them, since the wheel's own Python classes do not tokenize. The
-layout of the parameter structure is not part of that interface, so `_VOCAB_ONLY` holds for the version named below only.
+The wheel exports the library's C symbols; `ctypes` calls them, since the wheel's own Python classes do not tokenize.
+The layout of the parameter structure is no part of that interface: `_VOCAB_ONLY` holds for the version named below.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class ReferenceTokenizer:
         library.llama_vocab_is_eog.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         library.llama_vocab_is_eog.restype = ctypes.c_bool
         library.llama_tokenize.argtypes = [
-            ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool,
+            ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32,
+            ctypes.c_bool, ctypes.c_bool,
         ]  # fmt: skip
         library.llama_token_to_piece.argtypes = [
             ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_bool,
