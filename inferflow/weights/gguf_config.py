@@ -338,12 +338,11 @@ def _rope_factors(
             factors, base["rope_type"] = [f * linear for f in factors], "factors"
         return {**base, "factors": factors}
     if _LONG in tensors or _SHORT in tensors:
-        result = {**(scaling or {}), "rope_type": "longrope"}
-        for name, key in ((_LONG, "long_factor"), (_SHORT, "short_factor")):
+        for name in (_LONG, _SHORT):
             if name not in tensors:
                 raise corrupt(where, f"has rotary factors for one length only: tensor '{name}' is missing")
-            result[key] = _factors(name, tensors, read, where)
-        return result
+        long, short = (_factors(name, tensors, read, where) for name in (_LONG, _SHORT))
+        return {**(scaling or {}), "rope_type": "longrope", "long_factor": long, "short_factor": short}
     return scaling
 
 

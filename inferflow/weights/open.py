@@ -31,7 +31,9 @@ def open_source(path: str | Path) -> Source:
     try:
         is_directory, exists = path.is_dir(), path.exists()
     except (OSError, ValueError) as error:
-        raise corrupt(str(path)[:200], f"is no usable path: {error}", "check the path") from None
+        raise corrupt(
+            str(path)[:200], f"is no usable path: {getattr(error, 'strerror', None) or error}", "check the path"
+        ) from None
     if is_directory:
         return _open_directory(path)
     if not exists:

@@ -80,7 +80,9 @@ def missing_shards(paths: Iterable[Path]) -> None:
         raise corrupt(first, f"this shard is missing ({len(absent)} of {len(paths)} are)", f"download {first.name}")
 
 
-def assign(contents: Mapping[str, Collection[str]], weight_map: Mapping[str, str] | None, where: Path) -> dict[str, str]:
+def assign(
+    contents: Mapping[str, Collection[str]], weight_map: Mapping[str, str] | None, where: Path
+) -> dict[str, str]:
     """Tensor name to shard name, each tensor exactly once, from what each shard holds (`contents`) and the index, if
     any.
 

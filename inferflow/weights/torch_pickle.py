@@ -18,7 +18,7 @@ from inferflow.errors import CheckpointError
 
 __all__ = ["Storage", "TensorRecord", "describe"]
 
-_STACK_LIMIT = 1 << 17  # torch.save empties its stack every thousand items
+_STACK_LIMIT = 1 << 15  # torch.save empties its stack every thousand items
 _FIX = "do not load this file elsewhere either; get the model as safetensors"
 
 
