@@ -44,7 +44,8 @@ def show(shape: Shape) -> str:
 
 def joined(outer: Axis, inner: Axis) -> Axis:
     """The axis that flattening (`outer`, `inner`) gives."""
-    assert outer.size is not None and inner.size is not None
+    assert outer.size is not None
+    assert inner.size is not None
     return Axis(f"{outer.name}*{inner.name}", outer.size * inner.size, (outer, inner))
 
 

@@ -55,11 +55,10 @@ class Frame:
 
 @dataclass(frozen=True)
 class Build:
-    """A built graph, and which names of the spec it used (for the linter)."""
+    """A built graph, and the places of the spec that were read for it (for the linter)."""
 
     graph: Graph
-    used_lets: frozenset[str]
-    used_parts: frozenset[str]
+    read: frozenset[Where]
 
 
 def build_graph(spec: Spec, config: Mapping[str, Any], tensors: Collection[str] = ()) -> Build:
@@ -81,7 +80,6 @@ class _Builder:
         self.flows: dict[int, tuple[Assignment, ...]] = {}
         self.weights: dict[str, Weight] = {}
         self.layers = 0
-        self.used_parts: set[str] = set()
 
     def run(self) -> Build:
         model = self.spec.tree.table("model")
@@ -100,7 +98,7 @@ class _Builder:
             self.spec.name, tuple(self.values), tuple(self.nodes), MappingProxyType(inputs), logits.id,
             MappingProxyType(self.names), self.layers, tuple(self.caches),
         )  # fmt: skip
-        return Build(select_rows(graph), frozenset(self.model.used), frozenset(self.used_parts))
+        return Build(select_rows(graph), frozenset(self.model.read))
 
     # ------------------------------------------------------------------ nodes
 
@@ -196,7 +194,7 @@ class _Builder:
 
     def call_part(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
         """The value of calling part `name`; an absent part (``if`` is false) gives its argument back."""
-        self.used_parts.add(f"{frame.stack}.{name}" if frame.stack and frame.depth == 1 else name)
+        self.model.touch(table.where)
         condition = table.get("if")
         if condition is not None and not resolve_node(condition, frame.scope):
             return args[0] if args else None

@@ -112,6 +112,9 @@ class _Both(Scope):
     def names(self) -> list[str]:
         return [*self.own.names()]
 
+    def touch(self, where: Where) -> None:
+        self.own.touch(where)
+
 
 def _inherited(node: Node, block: Node | None, spec: Spec) -> bool:
     """True when `node` was written in a file that the one which chose the block extends."""

@@ -40,6 +40,7 @@ class TableValue(Mapping[str, Any]):
 
 def resolve_node(node: Node, scope: Scope, parameter: Parameter | None = None) -> Any:
     """The value of a TOML node in `scope`: strings are expressions, unless they are one of the parameter's words."""
+    scope.touch(node.where)
     if isinstance(node, Table):
         return TableValue(node, scope)
     value = node.value
@@ -64,12 +65,15 @@ class ModelScope(Scope):
         self.own: dict[str, Any] = {}
         self.pending: list[str] = []
         self.used_layer = False
-        self.used: set[str] = set()
+        self.read: set[Where] = set()
 
     def at(self, layer: int | None) -> ModelScope:
         scope = ModelScope(self.let, self.config, self.tensors)
-        scope.layer, scope.shared, scope.used = layer, self.shared, self.used
+        scope.layer, scope.shared, scope.read = layer, self.shared, self.read
         return scope
+
+    def touch(self, where: Where) -> None:
+        self.read.add(where)
 
     def names(self) -> Sequence[str]:
         return ["cfg", "i", *self.let]
@@ -91,7 +95,6 @@ class ModelScope(Scope):
 
     def _define(self, name: str) -> Any:
         node = self.let[name]
-        self.used.add(name)
         if name in self.pending:
             circle = " -> ".join([*self.pending, name])
             raise SpecError(f"[let] {circle} is a circle", where=str(node.where), fix="break it")
@@ -119,6 +122,9 @@ class BlockScope(Scope):
 
     def names(self) -> Sequence[str]:
         return [*self.signature, *self.model.names()]
+
+    def touch(self, where: Where) -> None:
+        self.model.touch(where)
 
     def lookup(self, name: str) -> Any:
         if name in self.cache:

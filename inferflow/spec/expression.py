@@ -113,6 +113,9 @@ class Scope:
     def names(self) -> Sequence[str]:
         return ()
 
+    def touch(self, where: Where) -> None:
+        """Told of every value that is read, by where it was written (the linter lists those that never are)."""
+
 
 class DictScope(Scope):
     def __init__(self, values: Mapping[str, Any]) -> None:
