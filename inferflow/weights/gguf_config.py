@@ -113,6 +113,11 @@ _GLOBAL: dict[str, tuple[str, tuple[str, ...]]] = {
     "xielu.eps": ("list", ("xielu_eps",)),
 }
 
+# Where 0 stands for "not there", which a config.json says by null.
+_ZERO_IS_NONE = frozenset(
+    {"clip_qkv", "alibi_bias_max", "attn_logit_softcapping", "final_logit_softcapping", "sliding_window"}
+    | {"q_lora_rank", "kv_lora_rank", "n_group", "topk_group", "router_logit_softcapping"}
+)
 _SCORING = {1: "softmax", 2: "sigmoid", 3: "softmax_topk", 4: "sqrtsoftplus"}
 _STOPS = ("eos", "eot", "eom")
 
@@ -204,6 +209,8 @@ def _derive_attention(config: dict[str, Any]) -> None:
     if config.get("num_attention_heads") is not None:
         for name in _TABLE["attention.head_count_kv"][1]:
             config.setdefault(name, config["num_attention_heads"])
+    for name in _ZERO_IS_NONE & config.keys():
+        config[name] = config[name] or None
     if config.get("alibi_bias_max"):
         config["alibi"] = True
     if not config.get("kv_lora_rank"):
@@ -235,6 +242,8 @@ def _derive_experts(config: dict[str, Any], gating: Any) -> None:
         for key in ("expert_count", "expert_used_count"):
             for name in _TABLE[key][1]:
                 config.pop(name, None)
+    if config.get("routed_scaling_factor") == 0.0:
+        config["routed_scaling_factor"] = 1.0
     if type(gating) is int and gating in _SCORING:
         config["scoring_func"] = _SCORING[gating]
     extra, layers = config.get("num_nextn_predict_layers"), config.get("num_hidden_layers")
@@ -245,8 +254,6 @@ def _derive_experts(config: dict[str, Any], gating: Any) -> None:
 
 def _derive_window(config: dict[str, Any], pattern: Any, where: str) -> None:
     """The pattern of windowed layers is a period, or a flag for each layer."""
-    if config.get("sliding_window") == 0:
-        config["sliding_window"] = None
     if type(pattern) is int:
         config["sliding_window_pattern"] = pattern
     elif isinstance(pattern, np.ndarray) and pattern.size <= _MAX_LIST:
