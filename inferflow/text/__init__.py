@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .detokenizer import Detokenizer
+from .stop import StopMatcher
 from .tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["Detokenizer", "StopMatcher", "Tokenizer", "load_tokenizer"]
