@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -141,6 +141,7 @@ class _Builder:
 
     def assign(self, line: Assignment, frame: Frame) -> None:
         evaluator = _FlowEvaluator(self, frame, line)
+        before = len(self.values)
         try:
             value = evaluator.visit(line.value)
         except SpecError as error:
@@ -159,7 +160,10 @@ class _Builder:
         for target, item in zip(line.targets, values, strict=True):
             frame.env[target] = item
             if isinstance(item, Value):
-                self.names[f"{frame.path}.{target}" if frame.path else target] = item.id
+                name = f"{frame.path}.{target}" if frame.path else target
+                self.names[name] = item.id
+                if item.id >= before and item.name.startswith(evaluator.target):
+                    frame.env[target] = self.values[item.id] = replace(item, name=name)
 
     def call_stack(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
         full, _ = choose(table, frame.scope)
@@ -261,12 +265,18 @@ class _Builder:
         return known
 
     def axis(self, node: Node | None, size: int, part: Part, key: str) -> Axis:
-        """The axis of a size, named by the product it was written as."""
+        """The axis of a size, named by the product it was written as; a parameter's name stands for what it was given."""
+        scope = part.scope
+        while isinstance(scope, BlockScope) and isinstance(node, Leaf) and node.value in scope.signature:
+            given = scope.given.get(node.value) or Leaf(scope.signature[node.value].default_text, node.where)
+            if not isinstance(given, Leaf) or not isinstance(given.value, str) or not given.value.isidentifier():
+                break
+            node, scope = given, scope.outer if node.value in scope.given else scope.model
         if not isinstance(node, Leaf) or not isinstance(node.value, str):
             return Axis(f"{part.name}.{key}", size)
         text = node.value
         tree = ast.parse(text.strip(), mode="eval").body
-        factors = axis_factors(tree, lambda n: Evaluator(part.scope, node.where, text).visit(n))
+        factors = axis_factors(tree, lambda n: Evaluator(scope, node.where, text).visit(n))
         axes = [Axis(name, value) for name, value in factors]
         if len(axes) == 2:
             return joined(axes[0], axes[1])

@@ -108,8 +108,10 @@ def plan_weights(graph: Graph, spec: Spec, config: Mapping[str, Any], source: So
     return Weights(source, plans, planner.scope, warnings)
 
 
-def weight_problems(graph: Graph, spec: Spec, config: Mapping[str, Any], source: Source) -> Iterator[InferflowError]:
-    """Every problem on its own, for the linter."""
+def weight_problems(
+    graph: Graph, spec: Spec, config: Mapping[str, Any], source: Source, read: set[Where]
+) -> Iterator[InferflowError]:
+    """Every problem on its own, for the linter; `read` receives the places of all entries and names that were used."""
     planner = _Planner(graph, spec, config, source)
     used: set[str] = set()
     for weight in graph.weights.values():
@@ -119,6 +121,7 @@ def weight_problems(graph: Graph, spec: Spec, config: Mapping[str, Any], source:
             yield error
             used.update(planner.candidates_used)
     unused, _ = planner.unused(used)
+    read |= planner.scope.read
     for text in unused:
         yield CheckpointError(text, where=str(source.path), fix="map it in [tensors], or list it in tensors.ignore")
 
@@ -172,6 +175,7 @@ class _Planner:
                 if wanted not in roles or (isinstance(node, Table) and "from" not in node and not self.gguf):
                     continue
                 exact = wanted != weight.role
+                self.scope.touch(node.where)
                 items = node.value if isinstance(node, Leaf) and isinstance(node.value, list) else [node]
                 for item in items:
                     yield item, exact, (roles.index(wanted), len(roles))

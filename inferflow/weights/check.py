@@ -1,0 +1,138 @@
+"""The linter: everything that is wrong between one spec and one checkpoint, each with its place and its remedy.
+
+First the text (every expression, flow and layout is parsed), then the graph (built for the checkpoint's config), then the
+tensors (missing, misshapen, unused), then what the user's own file says that nothing reads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import InferflowError, SpecError, did_you_mean
+from ..graph.build import build_graph
+from ..graph.parts import RESERVED, is_norm
+from ..spec.document import Leaf, Node, Table, Where
+from ..spec.expression import parse_expression
+from ..spec.flow import parse_flow
+from ..spec.library import Spec
+from ..spec.signature import ACTIVATIONS, parse_signature
+from .loader import weight_problems
+from .source import Source
+
+__all__ = ["check_spec"]
+
+MODEL_KEYS = ("kind", "flow")
+MATCH_KEYS = ("model_type", "architectures", "when", "prefix", "root")
+GGUF_KEYS = ("arch", "when", "set", "tensors", "ignore")
+
+
+def check_spec(spec: Spec, config: Mapping[str, Any], source: Source) -> list[InferflowError]:
+    """All problems of `spec` with `source`, in the order a user would mend them. Empty when the model can be served."""
+    problems: list[InferflowError] = [*_text_problems(spec), *_config_problems(spec, config)]
+    if problems:
+        return problems
+    try:
+        build = build_graph(spec, config, source.tensors)
+    except SpecError as error:
+        return [error]
+    read = set(build.read)
+    problems.extend(weight_problems(build.graph, spec, config, source, read))
+    if not problems:
+        problems.extend(_unread(spec, read))
+    return problems
+
+
+# ------------------------------------------------------------------------------------------------ the text
+
+
+def _text_problems(spec: Spec) -> Iterator[InferflowError]:
+    for key, known in (("model", MODEL_KEYS), ("match", MATCH_KEYS), ("gguf", GGUF_KEYS)):
+        for name, node in spec.tree.table(key).items():
+            if name not in known:
+                fix = did_you_mean(name, known) or f"[{key}] has {', '.join(known)}"
+                yield SpecError(f"[{key}] has no key '{name}'", where=str(node.where), fix=fix)
+    for name, node in spec.tree.items():
+        if not isinstance(node, Table):
+            yield SpecError(f"'{name}' is a value outside any table", where=str(node.where), fix="put it under [let]")
+        elif name not in RESERVED:
+            close = did_you_mean(name, RESERVED)
+            if close and not is_norm(name) and not {"count", "flow", "block", "choose"} & set(node):
+                yield SpecError(f"[{name}] is neither a part nor a stack", where=str(node.where), fix=close)
+            yield from _part_problems(node)
+    for node in spec.tree.table("let").values():
+        yield from _expression(node)
+    flow = spec.tree.table("model").get("flow")
+    yield from _attempt(parse_flow, flow) if flow is not None else ()
+    for block in spec.blocks.values():
+        if isinstance(block, Table):
+            yield from _attempt(parse_signature, block.table("params"))
+            yield from _attempt(parse_flow, block["flow"]) if "flow" in block else ()
+
+
+def _part_problems(table: Table) -> Iterator[InferflowError]:
+    for key, node in table.items():
+        if key == "flow":
+            yield from _attempt(parse_flow, node)
+        elif isinstance(node, Table):
+            yield from _part_problems(node)
+        elif key not in ("block", "prefix", "suffix", "args"):
+            yield from _expression(node)
+
+
+def _expression(node: Node) -> Iterator[InferflowError]:
+    if isinstance(node, Leaf) and isinstance(node.value, str) and node.value not in ACTIVATIONS:
+        try:
+            parse_expression(node.value, node.where)
+        except SpecError as error:
+            yield error
+
+
+def _config_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[InferflowError]:
+    """``cfg.name`` that the config lacks and that is nearly one it has. (Absent keys are None, so nothing else would say so.)"""
+    for _, node in _leaves(spec.tree, ()):
+        if node.where.file != spec.files[0] or not isinstance(node, Leaf) or not isinstance(node.value, str):
+            continue
+        for key in re.findall(r"\bcfg\.(\w+)", node.value):
+            close = difflib.get_close_matches(key, list(config), n=1, cutoff=0.85)
+            if key not in config and close and f"cfg.{close[0]}" not in node.value:
+                yield SpecError(f"the config has no '{key}'", where=str(node.where), fix=f"did you mean cfg.{close[0]}?")
+
+
+def _attempt(parse: Any, node: Node) -> Iterator[InferflowError]:
+    try:
+        parse(node)
+    except SpecError as error:
+        yield error
+
+
+# ------------------------------------------------------------------------------------------------ what nothing reads
+
+
+def _unread(spec: Spec, read: set[Where]) -> Iterator[InferflowError]:
+    """Keys of the user's own file that had no effect on this model."""
+    own = spec.files[0]
+    for path, node in _leaves(spec.tree, ()):
+        if node.where.file != own or node.where in read or _structural(path):
+            continue
+        if path[0] == "tensors":
+            reason, fix = f"no part has the role '{path[-1]}'", "remove it, or give a part that name"
+        else:
+            reason, fix = f"'{'.'.join(path)}' is read by nothing", "remove it, or check its name"
+        yield SpecError(reason, where=str(node.where), fix=fix)
+
+
+def _leaves(table: Table, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
+    for key, node in table.items():
+        inner = isinstance(node, Table) and not (path[:1] == ("tensors",) and "from" in node)
+        if inner and isinstance(node, Table):
+            yield from _leaves(node, (*path, key))
+        else:
+            yield (*path, key), node
+
+
+def _structural(path: tuple[str, ...]) -> bool:
+    """Keys that are read as they stand, not as values."""
+    return path[0] in ("match", "gguf", "model", "norm") or path[-1] in ("block", "flow", "count", "args", "prefix", "suffix", "ignore")
