@@ -379,8 +379,6 @@ class _FlowEvaluator(Evaluator):
             if "count" in table:
                 return self.builder.call_stack(name, table, args, owner)
             return self.builder.call_part(name, table, args, owner)
-        if name == "has":
-            return self.has(node)
         kind = self.activation(name)
         args = [self.visit(a) for a in node.args]
         if kind is not None and len(args) == 1 and isinstance(args[0], Value):
@@ -392,15 +390,11 @@ class _FlowEvaluator(Evaluator):
         primitive = PRIMITIVES.get(name)
         if primitive is not None and not primitive.owns_weights and name not in ("act", "binary", "reduce", "select"):
             return self.primitive(node, name, args)
-        if name in FUNCTIONS and not any(isinstance(a, Value) for a in args):
+        if (name in FUNCTIONS or name == "has") and not any(isinstance(a, Value) for a in args):
             return super().call(node, name)
         known = [*self.frame.parts, *PRIMITIVES, *UNARY, *FUNCTIONS]
         fix = did_you_mean(name, known) or "call a part of this table, a primitive or an activation"
         raise self.fail(node, f"'{name}' cannot be called here", fix)
-
-    def has(self, node: ast.Call) -> bool:
-        args = [self.visit(a) for a in node.args]
-        return bool(args) and str(args[0]) in self.builder.model.tensors
 
     def activation(self, name: str) -> str | None:
         """The activation that `name` stands for: a parameter whose value is one, or its own name."""

@@ -112,6 +112,9 @@ class _Both(Scope):
     def names(self) -> list[str]:
         return [*self.own.names()]
 
+    def has(self, tensor: str) -> bool:
+        return self.own.has(tensor)
+
     def touch(self, where: Where) -> None:
         self.own.touch(where)
 

@@ -37,6 +37,13 @@ class TableValue(Mapping[str, Any]):
     def __bool__(self) -> bool:
         return True  # an empty table says "yes, with the defaults"
 
+    def present(self) -> TableValue | None:
+        """The table without its ``if``, or None when that is false."""
+        if "if" not in self.table:
+            return self
+        rest = Table({key: node for key, node in self.table.items() if key != "if"}, self.table.where)
+        return TableValue(rest, self.scope) if resolve_node(self.table["if"], self.scope) else None
+
 
 def resolve_node(node: Node, scope: Scope, parameter: Parameter | None = None) -> Any:
     """The value of a TOML node in `scope`: strings are expressions, unless they are one of the parameter's words."""
@@ -71,6 +78,9 @@ class ModelScope(Scope):
         scope = ModelScope(self.let, self.config, self.tensors)
         scope.layer, scope.shared, scope.read = layer, self.shared, self.read
         return scope
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.tensors
 
     def touch(self, where: Where) -> None:
         self.read.add(where)
@@ -123,6 +133,9 @@ class BlockScope(Scope):
     def names(self) -> Sequence[str]:
         return [*self.signature, *self.model.names()]
 
+    def has(self, tensor: str) -> bool:
+        return self.model.has(tensor)
+
     def touch(self, where: Where) -> None:
         self.model.touch(where)
 
@@ -139,6 +152,8 @@ class BlockScope(Scope):
         node = self.given.get(parameter.name)
         if node is not None:
             value = resolve_node(node, self.outer, parameter)
+            if isinstance(value, TableValue):
+                value = value.present()
             if parameter.type == "table" and (value is False or value is None):
                 return None
             if parameter.type == "table" and value is True:

@@ -113,6 +113,10 @@ class Scope:
     def names(self) -> Sequence[str]:
         return ()
 
+    def has(self, tensor: str) -> bool:
+        """Whether the checkpoint has a tensor of this name."""
+        return False
+
     def touch(self, where: Where) -> None:
         """Told of every value that is read, by where it was written (the linter lists those that never are)."""
 
@@ -302,6 +306,8 @@ class Evaluator:
             raise self.fail(node, f"cannot compute '{ast.unparse(node)}': {error}") from None
 
     def call(self, node: ast.Call, name: str) -> Any:
+        if name == "has" and len(node.args) == 1 and not node.keywords:
+            return self.scope.has(str(self.visit(node.args[0])))
         if name not in FUNCTIONS:
             raise self.fail(
                 node, f"unknown function '{name}'", did_you_mean(name, FUNCTIONS) or "see model_specs/README.md"
