@@ -21,6 +21,13 @@ from inferflow.weights.source import TensorInfo
 
 __all__ = ["GGUFSource"]
 
+# general.type of files that are no models
+_NO_MODELS = {
+    "adapter": "an adapter (LoRA)",
+    "mmproj": "the projector of a model that sees or hears",
+    "imatrix": "statistics for quantisation",
+}
+
 
 class GGUFSource:
     """See `Source`. `path` is the file, or any shard of a split (``…-00001-of-00003.gguf``)."""
@@ -34,6 +41,9 @@ class GGUFSource:
         self.metadata: Mapping[str, Any] = first.metadata
         if not self._entries:
             raise corrupt(path, "holds no tensors (a vocabulary only?)", "give the file with the model's weights")
+        kind = self.metadata.get("general.type", "model")
+        if kind in _NO_MODELS:
+            raise corrupt(path, f"holds {_NO_MODELS[kind]}, not a model", "give the file with the model's weights")
         expected = self.metadata.get("split.tensors.count")
         if count > 1 and type(expected) is int and expected != len(self._entries):
             raise corrupt(path, f"has {len(self._entries)} tensors in its {count} shards and should have {expected}")

@@ -144,8 +144,7 @@ def config_from_gguf(
     _derive_window(config, metadata.get(f"{arch}.attention.sliding_window_pattern"), where)
     _derive_vocabulary(config, metadata, tensors)
     scaling = _rope_scaling(config, metadata, arch + ".rope.", where)
-    scaling = _rope_factors(scaling, tensors, read, where)
-    config["rope_scaling"] = scaling
+    config["rope_scaling"] = _rope_factors(scaling, tensors, read, where)
     return config
 
 
@@ -291,36 +290,26 @@ _SCALING = {
 }
 
 
-def _rope_scaling(
-    config: dict[str, Any], metadata: Mapping[str, Any], prefix: str, where: str
-) -> dict[str, Any] | None:
-    """A rope_scaling table as config.json has it, or None.
+def _rope_scaling(config: dict[str, Any], metadata: Mapping[str, Any], prefix: str, where: str) -> dict[str, Any]:
+    """A rope_scaling table as config.json has it; its rope_type is ``none`` where no scaling is asked for.
 
     Two units differ. GGUF's yarn `attn_factor` multiplies the usual magnitude 0.1·ln(factor)+1, the hub's
     `attention_factor` replaces it. GGUF's `yarn_log_multiplier` is a tenth of the hub's `mscale_all_dim`, and leaves
     `mscale` equal to it.
     """
     kind = metadata.get(prefix + "scaling.type")
-    if kind is None and prefix + "scale_linear" in metadata:  # before 2024
-        return {
-            "rope_type": "linear",
-            "factor": _typed(metadata[prefix + "scale_linear"], "float", "scale_linear", where),
-        }
-    values: dict[str, Any] = {}
-    for key, name in _SCALING.items():
-        full = f"{prefix}scaling.{key}"
-        if full in metadata:
-            whole = key == "original_context_length"
-            values[name] = _typed(metadata[full], "int" if whole else "float", full, where)
-    if kind is None and set(values) <= {"factor"} and values.get("factor", 1.0) in (0.0, 1.0):
-        return None
     if kind is not None and not isinstance(kind, str):
         _refuse(where, prefix + "scaling.type", "is not a string")
-    if kind == "none":
-        return None
-    values["rope_type"] = kind or "linear"
+    values: dict[str, Any] = {}
+    for key, name in {"scale_linear": "factor", **{f"scaling.{k}": v for k, v in _SCALING.items()}}.items():
+        if prefix + key in metadata:
+            whole = name == "original_max_position_embeddings"
+            values[name] = _typed(metadata[prefix + key], "int" if whole else "float", prefix + key, where)
+    if "original_max_position_embeddings" in values:
+        config["original_max_position_embeddings"] = values["original_max_position_embeddings"]
     if values.get("factor") == 0.0:
         values["factor"] = 1.0
+    values["rope_type"] = kind or ("linear" if values.get("factor", 1.0) != 1.0 else "none")
     if kind == "yarn":
         _hub_yarn(values)
     return values
@@ -334,23 +323,25 @@ def _hub_yarn(values: dict[str, Any]) -> None:
 
 
 def _rope_factors(
-    scaling: dict[str, Any] | None, tensors: Mapping[str, TensorInfo], read: Callable[[str], Any], where: str
+    scaling: dict[str, Any], tensors: Mapping[str, TensorInfo], read: Callable[[str], Any], where: str
 ) -> dict[str, Any] | None:
-    """Factors stored as tensors, one for each rotary frequency; all are divisors of the frequencies."""
+    """`scaling` with the factors stored as tensors, one for each rotary frequency; all are divisors of the frequencies."""
+    kind = scaling["rope_type"]
     if _FREQS in tensors:
         factors = _factors(_FREQS, tensors, read, where)
-        base = dict(scaling or {})
-        if base.get("rope_type") in (None, "linear", "none"):
-            linear = base.pop("factor", 1.0) if base.get("rope_type") == "linear" else 1.0
-            factors, base["rope_type"] = [f * linear for f in factors], "factors"
-        return {**base, "factors": factors}
+        if kind not in ("none", "linear"):
+            return {**scaling, "factors": factors}
+        linear = scaling.get("factor", 1.0) if kind == "linear" else 1.0
+        return {"rope_type": "factors", "factors": [factor * linear for factor in factors]}
     if _LONG in tensors or _SHORT in tensors:
         for name in (_LONG, _SHORT):
             if name not in tensors:
                 raise corrupt(where, f"has rotary factors for one length only: tensor '{name}' is missing")
         long, short = (_factors(name, tensors, read, where) for name in (_LONG, _SHORT))
-        return {**(scaling or {}), "rope_type": "longrope", "long_factor": long, "short_factor": short}
-    return scaling
+        return {**scaling, "rope_type": "longrope", "long_factor": long, "short_factor": short}
+    if kind == "longrope":
+        raise corrupt(where, f"scales rotary positions by 'longrope' but lacks the tensors '{_LONG}' and '{_SHORT}'")
+    return None if kind == "none" else scaling
 
 
 def _factors(name: str, tensors: Mapping[str, TensorInfo], read: Callable[[str], Any], where: str) -> list[float]:

@@ -35,7 +35,10 @@ def open_source(path: str | Path) -> Source:
             str(path)[:200], f"is no usable path: {getattr(error, 'strerror', None) or error}", "check the path"
         ) from None
     if is_directory:
-        return _open_directory(path)
+        try:
+            return _open_directory(path)
+        except OSError as error:
+            raise corrupt(path, f"cannot be read: {error.strerror}", "check the directory's permissions") from None
     if not exists:
         raise CheckpointError(
             "there is no such file or directory", where=str(path), fix=_similar(path) or "check the path"

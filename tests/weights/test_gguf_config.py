@@ -19,7 +19,7 @@ def config(path: Path, tensors: dict[str, np.ndarray] | None = None, **calls: An
     """The config of a GGUF on which each ``writer.add_<name>(value)`` was called."""
     writer = GGUFWriter(path / "m.gguf", "tiny")
     for name, value in calls.items():
-        getattr(writer, f"add_{name}")(value)
+        getattr(writer, f"add_{name}")(*(value if isinstance(value, tuple) else (value,)))
     for name, array in (tensors or {"token_embd.weight": EMBEDDING}).items():
         writer.add_tensor(name, array.astype(np.float32))
     writer.write_header_to_file()
@@ -162,7 +162,24 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
         tmp_path, rope_scaling_type=RopeScalingType.YARN, rope_scaling_factor=4.0, rope_scaling_yarn_attn_factor=2.0
     )
     assert c["rope_scaling"]["attention_factor"] == 2.0 * (0.1 * math.log(4.0) + 1)
-    assert config(tmp_path, rope_scaling_type=RopeScalingType.NONE)["rope_scaling"] is None
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        {"rope_scaling_type": RopeScalingType.NONE, "rope_scaling_factor": 4.0},
+        {"rope_scaling_factor": 1.0},
+        {"rope_scaling_factor": 0.0},
+        {"rope_scaling_orig_ctx_len": 4096},
+    ],
+)
+def test_no_scaling(calls: dict[str, Any], tmp_path: Path) -> None:
+    assert config(tmp_path, **calls)["rope_scaling"] is None
+
+
+def test_a_factor_without_a_type_is_linear(tmp_path: Path) -> None:
+    assert config(tmp_path, rope_scaling_factor=4.0)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    assert config(tmp_path, float32=("tiny.rope.scale_linear", 2.0))["rope_scaling"]["factor"] == 2.0
 
 
 def test_rotary_factors_are_read_into_the_config(tmp_path: Path) -> None:
@@ -186,6 +203,7 @@ def test_long_and_short_factors(tmp_path: Path) -> None:
         "original_max_position_embeddings": 4096,
         "attention_factor": 1.1875,
     }
+    assert c["original_max_position_embeddings"] == 4096
     assert set(open_source(tmp_path / "m.gguf").tensors) == {"token_embd.weight"}
 
 
