@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from inferflow.errors import FetchError
-from inferflow.weights import cache as cache_module
 from inferflow.weights.cache import Note, default_cache_dir, publish, read_note
 from inferflow.weights.locate import demo, locate
 from tests.conftest import skip_if_unreachable
@@ -199,8 +199,8 @@ def test_what_a_killed_process_left_is_swept_after_a_day(tmp_path: Path) -> None
 
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = cache_module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda _: usage._replace(free=20_000_000))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=20_000_000))
     with pytest.raises(FetchError, match=r"197 MB are needed .* 20 MB are free"):
         locate(None, cache_dir=tmp_path, download=no_network)
 

