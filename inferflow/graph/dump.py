@@ -22,7 +22,11 @@ def nodes_of(graph: Graph, layer: int | None) -> Iterator[tuple[int, Node]]:
 
 def label(node: Node) -> str:
     """The primitive with the parameters that matter to a reader."""
-    named = {k: v for k, v in node.params.items() if k in ("kind", "number", "n", "dim", "theta", "pairing", "window", "top_k")}
+    named = {
+        k: v
+        for k, v in node.params.items()
+        if k in ("kind", "number", "n", "dim", "theta", "pairing", "window", "top_k")
+    }
     named = {k: v for k, v in named.items() if v is not None}
     if node.op in ("act", "reduce", "binary"):
         number = named.get("number")
@@ -63,6 +67,11 @@ def totals(graph: Graph) -> dict[str, int]:
     out = {"flops": 0, "flops_per_key": 0, "weights": 0, "kv": 0}
     for node in graph.nodes:
         c = cost(node.op, tuple(graph.values[v].shape for v in node.inputs), node.params)
-        for key, value in (("flops", c.flops), ("flops_per_key", c.flops_per_key), ("weights", c.weights), ("kv", c.kv)):
+        for key, value in (
+            ("flops", c.flops),
+            ("flops_per_key", c.flops_per_key),
+            ("weights", c.weights),
+            ("kv", c.kv),
+        ):
             out[key] += value
     return out

@@ -1,0 +1,188 @@
+"""What the expressions of a flow mean: a node where a tensor is involved, a plain value where none is."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ..errors import GraphError, SpecError, did_you_mean
+from ..spec.expression import FUNCTIONS, Evaluator, column_of
+from ..spec.flow import Assignment
+from ..spec.signature import ACTIVATIONS, check_type
+from .graph import Value
+from .primitives import PRIMITIVES, UNARY
+from .scope import TableValue, resolve_node
+
+if TYPE_CHECKING:
+    from .build import Builder, Frame
+
+__all__ = ["FlowEvaluator"]
+
+_BINARY = MappingProxyType({ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"})
+_NEUTRAL = MappingProxyType({"add": 0, "sub": 0, "mul": 1, "div": 1, "pow": 1})
+
+
+class FlowEvaluator(Evaluator):
+    """Expressions over tensors: what `Evaluator` computes, or a node when a tensor is involved."""
+
+    def __init__(self, builder: Builder, frame: Frame, line: Assignment) -> None:
+        super().__init__(frame.scope, line.where, line.text)
+        self.builder = builder
+        self.frame = frame
+        self.target = f"{frame.path}.{line.targets[0]}" if frame.path else line.targets[0]
+
+    def fail(self, node: ast.AST, reason: str, fix: str = "") -> SpecError:
+        where = str(self.where.shift(getattr(node, "col_offset", 0) + 1))
+        return GraphError(f"{reason} in '{self.text}'" + self.inside(), where=where, fix=fix)
+
+    def inside(self) -> str:
+        return f" of {self.frame.path}" if self.frame.path else ""
+
+    def emit(self, op: str, inputs: list[Value], params: Mapping[str, Any]) -> Any:
+        made = self.builder.emit(op, inputs, params, self.target)
+        return made if len(made) > 1 else made[0]
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if node.id in self.frame.env:
+            return self.frame.env[node.id]
+        if node.id in self.frame.parts and "block" in self.frame.parts[node.id]:
+            return self.builder.call_part(node.id, self.frame.parts[node.id], [], self.frame)
+        if node.id in self.builder.inputs:
+            return self.builder.inputs[node.id]
+        return super().visit_Name(node)
+
+    def truth(self, node: ast.AST, value: Any) -> bool:
+        if isinstance(value, Value):
+            raise self.fail(
+                node, f"'{ast.unparse(node)}' is a tensor", "conditions are settled when the model is loaded"
+            )
+        return bool(value)
+
+    def visit_Compare(self, node: ast.Compare) -> bool:
+        if any(isinstance(self.visit(n), Value) for n in (node.left, *node.comparators)):
+            raise self.fail(node, "tensors cannot be compared", "conditions are settled when the model is loaded")
+        return super().visit_Compare(node)
+
+    def negate(self, node: ast.AST, value: Any) -> Any:
+        if isinstance(value, Value):
+            return self.emit("binary", [value], {"kind": "mul", "number": -1, "swap": False})
+        return super().negate(node, value)
+
+    def binary(self, node: ast.BinOp, left: Any, right: Any) -> Any:
+        if not isinstance(left, Value) and not isinstance(right, Value):
+            return super().binary(node, left, right)
+        kind = _BINARY.get(type(node.op))
+        if kind is None:
+            raise self.fail(node, "tensors have + - * / ** only", "use floor(x / n)")
+        return self.combine(node, kind, left, right)
+
+    def combine(self, node: ast.AST, kind: str, left: Any, right: Any) -> Any:
+        if isinstance(left, Value) and isinstance(right, Value):
+            return self.emit("binary", [left, right], {"kind": kind, "number": None, "swap": False})
+        tensor, number = (left, right) if isinstance(left, Value) else (right, left)
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise self.fail(node, f"a tensor cannot be combined with {number!r:.40}", "give the number a fallback")
+        neutral = _NEUTRAL.get(kind)
+        if number == neutral and (tensor is left or kind in ("add", "mul")):
+            return tensor
+        return self.emit("binary", [tensor], {"kind": kind, "number": number, "swap": tensor is not left})
+
+    # ------------------------------------------------------------------ calls
+
+    def call(self, node: ast.Call, name: str) -> Any:
+        try:
+            return self._call(node, name)
+        except SpecError as error:
+            if not error.where:
+                raise self.fail(node, error.reason, error.fix) from None
+            raise
+
+    def _call(self, node: ast.Call, name: str) -> Any:
+        owner: Frame | None = self.frame
+        while owner is not None and name not in owner.parts:
+            owner = owner.outer
+        if owner is not None:
+            if node.keywords:
+                raise self.fail(node, f"'{name}' is a part and takes tensors only", "give its parameters in its table")
+            args = [self.visit(a) for a in node.args]
+            table = owner.parts[name]
+            if "count" in table:
+                return self.builder.call_stack(name, table, args, owner)
+            return self.builder.call_part(name, table, args, owner)
+        kind = self.activation(name)
+        args = [self.visit(a) for a in node.args]
+        if kind is not None and len(args) == 1 and isinstance(args[0], Value):
+            return args[0] if kind == "identity" else self.emit("act", args, {"kind": kind})
+        if name in ("min", "max") and len(args) == 2 and any(isinstance(a, Value) for a in args):
+            return self.combine(node, name, *args)
+        if name in ("sum", "mean", "max", "softmax") and len(args) == 1 and isinstance(args[0], Value):
+            return self.emit("reduce", args, {"kind": name})
+        primitive = PRIMITIVES.get(name)
+        if primitive is not None and not primitive.owns_weights and name not in ("act", "binary", "reduce", "select"):
+            return self.primitive(node, name, args)
+        if (name in FUNCTIONS or name == "has") and not any(isinstance(a, Value) for a in args):
+            return super().call(node, name)
+        known = [*self.frame.parts, *PRIMITIVES, *UNARY, *FUNCTIONS]
+        fix = did_you_mean(name, known) or "call a part of this table, a primitive or an activation"
+        raise self.fail(node, f"'{name}' cannot be called here", fix)
+
+    def activation(self, name: str) -> str | None:
+        """The activation that `name` stands for: a parameter whose value is one, or its own name."""
+        try:
+            value = self.scope.lookup(name)
+        except KeyError:
+            return ACTIVATIONS.get(name, name if name in UNARY else None)
+        return (
+            value
+            if isinstance(value, str) and value in UNARY
+            else ACTIVATIONS.get(value)
+            if isinstance(value, str)
+            else None
+        )
+
+    def primitive(self, node: ast.Call, name: str, args: list[Any]) -> Any:
+        """A primitive without weights: tensors first, then parameters by position, keyword or ``**table``."""
+        primitive = PRIMITIVES[name]
+        inputs = [a for a in args if isinstance(a, Value)]
+        words = list(primitive.signature)
+        given: dict[str, Any] = dict(zip(words, (a for a in args if not isinstance(a, Value)), strict=False))
+        for keyword in node.keywords:
+            value = self.visit(keyword.value)
+            if keyword.arg is None:
+                given.update(self.spread(node, keyword, value, words, name))
+            elif isinstance(value, Value) or (keyword.arg in primitive.optional and value is None):
+                inputs.extend([value] if value is not None else [])
+            elif keyword.arg in words:
+                given[keyword.arg] = value
+            else:
+                fix = did_you_mean(keyword.arg, words) or f"it has {', '.join(words)}"
+                raise self.fail(node, f"{name} has no parameter '{keyword.arg}'", fix)
+        if primitive.vanishes and given.get(words[0]) is None:
+            return inputs[0]
+        if name in ("rope", "sdpa"):
+            inputs.insert(1 if name == "rope" else 3, self.builder.inputs["positions"])
+        low, high = primitive.inputs
+        if not low <= len(inputs) <= high:
+            raise self.fail(node, f"{name} takes {low} to {high} tensors, it got {len(inputs)}")
+        params = {}
+        for word, parameter in primitive.signature.items():
+            value = given.get(word)
+            if value is None and parameter.default is not None:
+                value = Evaluator(self.scope, parameter.where, parameter.default_text).visit(parameter.default)
+            elif value is None:
+                raise self.fail(node, f"{name} needs '{word}'", f"give {word}")
+            params[word] = check_type(parameter, value, column_of(node, self.where))
+        return self.emit(name, inputs, params)
+
+    def spread(self, node: ast.Call, keyword: ast.keyword, value: Any, words: list[str], name: str) -> dict[str, Any]:
+        if not isinstance(value, TableValue):
+            raise self.fail(node, f"'**{ast.unparse(keyword.value)}' is not a table", "give the parameter a table")
+        out = {}
+        for key, item in value.table.items():
+            if key not in words:
+                fix = did_you_mean(key, words) or f"it has {', '.join(words)}"
+                raise SpecError(f"{name} has no parameter '{key}'", where=str(item.where), fix=fix)
+            out[key] = resolve_node(item, value.scope, PRIMITIVES[name].signature[key])
+        return out
