@@ -149,8 +149,9 @@ def binary(shapes: Shapes, p: Params) -> Shapes:
 
 
 def xielu(shapes: Shapes, p: Params) -> Shapes:
-    if any(len(s) != 1 or last(s).size != 1 for s in shapes[1:]):
-        raise GraphError("xielu takes two alphas of one element each")
+    numbers = p["alpha_p"] is not None and p["alpha_n"] is not None
+    if len(shapes) != (1 if numbers else 3) or any(len(s) != 1 or last(s).size != 1 for s in shapes[1:]):
+        raise GraphError("xielu takes two alphas: numbers, or tensors of one element", fix="write xielu(x, alpha_p, alpha_n)")
     return (shapes[0],)
 
 
@@ -201,10 +202,12 @@ def router(shapes: Shapes, p: Params) -> Shapes:
 
 
 def combine(shapes: Shapes, p: Params) -> Shapes:
-    y, w = shapes
-    if y[:-1] != w:
-        raise GraphError(f"combine needs y [tokens, topk, dim] and w [tokens, topk], it got {show(y)} and {show(w)}")
-    return ((*w[:-1], last(y)),)
+    y = shapes[0]
+    if len(y) < 3 or any(w != y[:-1] for w in shapes[1:]):
+        raise GraphError(
+            f"combine needs y [tokens, topk, dim] and w [tokens, topk], it got {', '.join(map(show, shapes))}"
+        )
+    return ((*y[:-2], last(y)),)
 
 
 def _make(
@@ -229,7 +232,8 @@ def _catalogue() -> Mapping[str, Primitive]:
         _make("act", "an activation or another function of one number", {"kind": "any"}, (1, 1), same,
               multiplies=lambda s, p: count(s[0])),
         _make("xielu", "activation with two learned alphas (arXiv 2411.13010): xielu(x, alpha_p, alpha_n)",
-              {"beta": "number = 0.5", "eps": "number = -1e-6"}, (3, 3), xielu, multiplies=lambda s, p: 3 * count(s[0])),
+              {"alpha_p": "number = None", "alpha_n": "number = None", "beta": "number = 0.5", "eps": "number = -1e-6"},
+              (1, 3), xielu, multiplies=lambda s, p: 3 * count(s[0])),
         _make("binary", "+ - * / ** min max with broadcasting over named axes; `number` is a constant right operand",
               {"kind": "any", "number": "number = None", "swap": "bool = False"}, (1, 2), binary,
               multiplies=lambda s, p: count(s[0])),
@@ -247,19 +251,19 @@ def _catalogue() -> Mapping[str, Primitive]:
         _make("rope", "rotary positions on the first `dim` of the last axis (RoFormer, arXiv 2104.09864)",
               {"dim": "int", "theta": "number = 10000", "pairing": "half | inter = half",
                "kind": "default | linear | dynamic | ntk_alpha | yarn | bands | longrope | factors | proportional = default",
-               "scaling": "any = None", "max_positions": "int = None", "original": "int = None"}, (2, 2),
-              rope, multiplies=lambda s, p: 3 * count(s[0])),
+               "scaling": "any = None", "max_positions": "int = None", "original": "int = None",
+               "truncate": "bool = True"}, (2, 2), rope, multiplies=lambda s, p: 3 * count(s[0])),
         _make("sdpa", "causal attention over the sequence's cached keys and values; grouped heads, window (self included), "
               "chunk, softcap, one sink logit a head, alibi (its greatest bias, 8 in the paper: arXiv 2108.12409)",
               {"scale": "number", "window": "int = None", "chunk": "int = None", "softcap": "number = None",
-               "alibi": "number = None", "alibi_scale": "number = 1"}, (4, 5), lambda s, p: sdpa((*s[:3], *s[4:]), p),
+               "alibi": "number = None", "alibi_scale": "number = 1", "alibi_dtype": "float32 | bfloat16 = float32"}, (4, 5), lambda s, p: sdpa((*s[:3], *s[4:]), p),
               multiplies=sdpa_multiplies, optional=("sinks",), token_wise=False),
         _make("router", "the top_k experts of each token and their weights: ids, w = router(logits[, bias])",
               {"top_k": "int", "score": "softmax | sigmoid | softmax_topk | sparsemixer = softmax", "normalise": "bool = False",
                "norm_min": "number = 1e-20", "scale": "number = 1", "groups": "int = None", "top_groups": "int = None",
                "group_score": "max | top2_sum = max", "jitter": "number = 0.01"}, (1, 2), router,
               multiplies=lambda s, p: 4 * count(s[0]), optional=("bias",)),
-        _make("combine", "the experts' outputs added up by their weights", {}, (2, 2), combine,
+        _make("combine", "the experts' outputs added up, by their weights if given", {}, (1, 2), combine,
               multiplies=lambda s, p: count(s[0])),
         _make("select", "the rows whose logits are wanted (put in by the builder)", {}, (1, 1),
               lambda s, p: ((Axis("rows", None), *s[0][1:]),)),

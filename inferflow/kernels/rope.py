@@ -121,7 +121,7 @@ def _yarn(powers: np.ndarray, params: Mapping[str, Any], scaling: Mapping[str, A
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = turns(scaling.get("beta_fast") or 32), turns(scaling.get("beta_slow") or 1)
-    if scaling.get("truncate", True):
+    if scaling.get("truncate", params["truncate"]):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     high += 0.001 if low == high else 0

@@ -49,7 +49,7 @@ class ReferenceExecutor:
             "norm": lambda n, x: ref.norm(x, self.weight(n, "weight"), self.weight(n, "bias"), n.params),
             "param": lambda n: self.weight(n, "value"),
             "act": lambda n, x: ref.ACTIVATION[n.params["kind"]](x),
-            "xielu": lambda n, x, p, m: ref.xielu(x, p, m, n.params["beta"], n.params["eps"]),
+            "xielu": lambda n, x, *alphas: ref.xielu(x, *(alphas or self.alphas(n)), n.params["beta"], n.params["eps"]),
             "binary": self.binary,
             "clamp": lambda n, x: np.clip(x, -n.params["limit"], n.params["limit"]),
             "softcap": lambda n, x: np.float32(n.params["cap"]) * np.tanh(x / np.float32(n.params["cap"])),
@@ -62,7 +62,7 @@ class ReferenceExecutor:
             "rope": self.rope,
             "sdpa": self.sdpa,
             "router": lambda n, x, bias=None: ref.router(x, bias, n.params),
-            "combine": lambda n, y, w: (y * w[..., None]).sum(-2),
+            "combine": lambda n, y, w=None: (y if w is None else y * w[..., None]).sum(-2),
             "select": lambda n, x: x[self.batch.rows],
         }
 
@@ -99,6 +99,9 @@ class ReferenceExecutor:
         table = self.weight(node, "weight")
         assert table is not None
         return table[ids + node.params["offset"]]
+
+    def alphas(self, node: Node) -> list[Array]:
+        return [np.asarray([node.params[name]], np.float32) for name in ("alpha_p", "alpha_n")]
 
     def linear(self, node: Node, x: Array, ids: Array | None = None) -> Array:
         w, b = self.weight(node, "weight"), self.weight(node, "bias")

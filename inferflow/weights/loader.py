@@ -167,8 +167,10 @@ class _Planner:
         return f"looked for {', '.join(dict.fromkeys(tried))}" + (f"; {close}" if close else "")
 
     def entries(self, weight: Weight) -> Iterator[tuple[Node, bool, tuple[int, int]]]:
-        """(entry, whether its key names the slot, (part, parts)) for every alternative of the weight's role."""
+        """(entry, whether its key names the slot, (part, parts)) for every alternative of the weight's role, in order; a
+        role may stand in several keys."""
         table = self.tables.table(weight.stack) if weight.stack else self.tables
+        listed = False
         for wanted in (f"{weight.role}.{weight.slot}", weight.role):
             for key, node in table.items():
                 roles = [r.strip() for r in key.split(",")]
@@ -177,10 +179,10 @@ class _Planner:
                 exact = wanted != weight.role
                 self.scope.touch(node.where)
                 items = node.value if isinstance(node, Leaf) and isinstance(node.value, list) else [node]
+                listed = True
                 for item in items:
                     yield item, exact, (roles.index(wanted), len(roles))
-                return
-        if self.gguf:
+        if self.gguf and not listed:
             yield Leaf(weight.role, Where("GGUF")), False, (0, 1)
 
     def find(
