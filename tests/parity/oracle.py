@@ -44,6 +44,8 @@ def _make(name: str) -> tuple[Path, tuple[int, ...], np.ndarray]:
         row.adjust(model)
     folder = Path(_folder().name) / row.name
     model.save_pretrained(folder)
+    if row.rewrite is not None:
+        row.rewrite(folder)
     vocab = model.get_output_embeddings().weight.shape[0]
     ids = tuple(int(i) for i in np.random.default_rng(7).integers(3, vocab, row.prompt))
     with torch.no_grad():

@@ -11,7 +11,8 @@ class Row:
     """A tiny random model of `model_type` with this `config` (keys of its transformers config class).
 
     `prompt` is the number of tokens compared. `scale` multiplies the random weights (default: logits of order one). `adjust`
-    is called with the torch model before it is saved, for what a config cannot say.
+    is called with the torch model before it is saved, for what a config cannot say; `rewrite` with the saved folder, to make
+    it what the hub has.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Row:
     prompt: int = 40
     scale: float = 1.0
     adjust: Any = field(default=None, compare=False)
+    rewrite: Any = field(default=None, compare=False)
 
 
 SMALL: dict[str, Any] = {
