@@ -136,6 +136,10 @@ class LLM:
         """Answer a conversation, ``[{"role": "user", "content": "…"}, …]``, by the model's own chat template."""
         return self._complete([self.chat_ids(messages)], _sampling(params, options))[0]
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, with what the model declares around it (BOS)."""
+        return self._need_tokenizer().encode(text)
+
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, ready for the answer. What users wrote never becomes a control token."""
         return encode_chat(self._need_tokenizer(), messages)
@@ -167,8 +171,9 @@ class LLM:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
-            return self._need_tokenizer().encode(prompt)
-        if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in prompt):
+            return self.encode(prompt)
+        ids: Sequence[object] = prompt
+        if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
             raise ArgumentError("a prompt is a str or a list of token ids", where="prompt", fix="pass text, or ints")
         return [int(i) for i in prompt]
 

@@ -1,0 +1,5 @@
+"""``python -m inferflow.cli``."""
+
+from inferflow.cli.main import main
+
+main()

@@ -1,0 +1,75 @@
+"""``inferflow info``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import click
+
+from .options import find_model, model_options, spec_option
+
+__all__ = ["info"]
+
+
+@click.command()
+@click.argument("path", metavar="[MODEL]", required=False)
+@model_options
+@spec_option
+@click.option("--tensors", is_flag=True, help="List every tensor of the file.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def info(path: str | None, model: str | None, spec_name: str | None, offline: bool, tensors: bool, as_json: bool) -> None:
+    """Say what MODEL is."""
+    from inferflow.runtime.model import load_model
+    from inferflow.text import load_tokenizer
+
+    found = find_model(path or model, offline)
+    loaded = load_model(found, spec_name)
+    report = describe(loaded)
+    tokenizer = load_tokenizer(loaded.source, found)
+    report["tokenizer"] = None if tokenizer is None else {
+        "vocab": tokenizer.vocab_size, "bos": tokenizer.bos_id, "eos": sorted(tokenizer.eos_ids),
+        "chat_template": tokenizer.chat_template is not None,
+    }  # fmt: skip
+    if tensors:
+        report["tensors"] = [
+            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "bytes": t.nbytes} for t in loaded.source.tensors.values()
+        ]
+    loaded.source.close()
+    click.echo(json.dumps(report, ensure_ascii=False) if as_json else table(report))
+
+
+def describe(loaded: Any) -> dict[str, Any]:
+    """The figures of a loaded model."""
+    from inferflow.graph.dump import totals
+
+    stored = Counter[str]()
+    for tensor in loaded.source.tensors.values():
+        stored[tensor.dtype] += tensor.nbytes
+    cost = totals(loaded.graph)
+    size = sum(stored.values())
+    return {
+        "path": str(loaded.source.path), "format": loaded.source.format, "spec": loaded.spec.name,
+        "parameters": loaded.parameters, "bytes": size, "bits_per_weight": round(8 * size / loaded.parameters, 2),
+        "bytes_by_type": dict(stored.most_common()), "layers": loaded.graph.layers, "vocab": loaded.graph.vocab,
+        "context": loaded.config.get("max_position_embeddings"), "flops_per_token": cost["flops"],
+        "weights_per_token": cost["weights"], "kv_elements_per_token": cost["kv"], "warnings": loaded.weights.warnings,
+    }  # fmt: skip
+
+
+def table(report: dict[str, Any]) -> str:
+    """Aligned lines for people."""
+    lines = []
+    for key, value in report.items():
+        if key == "tensors":
+            lines += [f"  {t['dtype']:<8} {t['bytes']:>12,}  {t['name']} {t['shape']}" for t in value]
+        elif key == "warnings":
+            lines += [f"warning               {text}" for text in value]
+        elif isinstance(value, dict):
+            inside = ", ".join(f"{k} {v:,}" if isinstance(v, int) and not isinstance(v, bool) else f"{k} {v}" for k, v in value.items())
+            lines.append(f"{key:<21} {inside}")
+        else:
+            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+            lines.append(f"{key:<21} {shown}")
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""The shell surface: ``inferflow COMMAND``. Commands are imported when called, so that ``--help`` is quick.
+
+Exit status: 0 done, 1 refused (one sentence on stderr), 2 wrong usage, 130 interrupted. Answers and tables go to stdout,
+everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from inferflow import __version__
+from inferflow.errors import ArgumentError, InferflowError
+
+__all__ = ["cli", "main"]
+
+_COMMANDS = {
+    "generate": ("inferflow.cli.generate", "generate", "Generate text from a prompt, streaming it."),
+    "info": ("inferflow.cli.info", "info", "Say what a model is: spec, sizes, tensors, tokenizer."),
+    "pull": ("inferflow.cli.pull", "pull", "Download a model and print where it is."),
+    "spec": ("inferflow.cli.spec", "spec", "List, show, check, write and verify model specs."),
+}
+
+
+class _Lazy(click.Group):
+    """A group whose commands are imported when they are run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        import importlib
+
+        module, attribute, _ = _COMMANDS[name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
+
+
+@click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="inferflow")
+def cli() -> None:
+    """Inferflow: an LLM inference engine in which a TOML file says what a model is."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script."""
+    try:
+        status: Any = cli.main(argv, prog_name="inferflow", standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo(err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except ArgumentError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except InferflowError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        # whoever read our output has left; the interpreter must not complain while it closes stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
