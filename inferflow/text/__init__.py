@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .chat import ChatTemplate
+from .chat_tokens import encode_chat
 from .detokenizer import Detokenizer
 from .stop import StopMatcher
 from .tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Detokenizer", "StopMatcher", "Tokenizer", "load_tokenizer"]
+__all__ = ["ChatTemplate", "Detokenizer", "StopMatcher", "Tokenizer", "encode_chat", "load_tokenizer"]

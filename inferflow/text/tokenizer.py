@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,13 +82,22 @@ class Tokenizer:
         """
         return self.encode_spans(text, [(0, len(text))] if parse_special else [], add_bos=add_bos)
 
-    def encode_spans(self, text: str | bytes, trusted: Sequence[Span], *, add_bos: bool | None = None) -> list[int]:
-        """As `encode`, control tokens being recognised only wholly inside a span of `trusted` (sorted, disjoint)."""
+    @cached_property
+    def control_texts(self) -> list[str]:
+        """The texts of the control tokens, the longest first."""
+        texts = (self._vocabulary.tokens[token] for token in self.special_ids)
+        return sorted(filter(None, texts), key=lambda text: (-len(text), text))
+
+    def encode_spans(
+        self, text: str | bytes, trusted: Sequence[Span], *, add_bos: bool | None = None, suffix: bool = True
+    ) -> list[int]:
+        """As `encode`, control tokens being recognised only wholly inside a span of `trusted` (sorted, disjoint);
+        without `suffix` a text goes on: what the model declares for its end is left out."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", "surrogateescape")
         ids = self._backend.encode(text, trusted)
         if add_bos is None:
-            return [*self._missing_prefix(ids), *ids, *self._vocabulary.suffix]
+            return [*self._missing_prefix(ids), *ids, *(self._vocabulary.suffix if suffix else ())]
         if not add_bos:
             return ids
         if self.bos_id is None:
@@ -127,14 +137,11 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token stored as `text`, if there is one."""
-        return self._ids().get(text)
+        return self._ids.get(text)
 
+    @cached_property
     def _ids(self) -> Mapping[str, int]:
-        table = self.__dict__.get("_id_table")
-        if table is None:
-            table = {text: token for token, text in reversed(list(enumerate(self._vocabulary.tokens)))}
-            self.__dict__["_id_table"] = table
-        return table
+        return {text: token for token, text in reversed(list(enumerate(self._vocabulary.tokens)))}
 
 
 def load_tokenizer(source: Any, path: str | Path, *, pretokenizer: str | None = None) -> Tokenizer | None:
