@@ -26,12 +26,21 @@ LATENT = {
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32, "beta_slow": 1}
-STRETCHED = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "mscale": 0.7, "mscale_all_dim": 1.0, **YARN}}
+STRETCHED = {
+    "rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "mscale": 0.7, "mscale_all_dim": 1.0, **YARN}
+}
 DBRX = {"d_model": 48, "n_heads": 6, "n_layers": 3, "max_seq_len": 128, "vocab_size": 101}
 DBRX_ATTENTION = {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 500.0}
 DBRX_EXPERTS = {"ffn_hidden_size": 20, "moe_num_experts": 6, "moe_top_k": 3}
 THETA = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-SINKS = {**SMALL, "head_dim": 12, "intermediate_size": 20, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 8}
+SINKS = {
+    **SMALL,
+    "head_dim": 12,
+    "intermediate_size": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "sliding_window": 8,
+}
 SINKS = {**SINKS, "num_hidden_layers": 4, "swiglu_limit": 0.6}
 NARROW = {**YARN, "beta_fast": 1.0, "beta_slow": 0.2, "truncate": False}  # the band's ends fall between two channels
 UNROUNDED = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, **NARROW}}
@@ -59,15 +68,26 @@ def balanced(model: Any) -> None:
 
 ROWS = [
     Row("deepseek_v2", "deepseek_v2", V2),
-    Row("deepseek_v2-lite", "deepseek_v2", {**V2, "q_lora_rank": None, "n_shared_experts": 3, "first_k_dense_replace": 0}),
-    Row("deepseek_v2-groups", "deepseek_v2", {**V2, **GROUPS, "topk_method": "group_limited_greedy", "attention_bias": True}),
+    Row(
+        "deepseek_v2-lite",
+        "deepseek_v2",
+        {**V2, "q_lora_rank": None, "n_shared_experts": 3, "first_k_dense_replace": 0},
+    ),
+    Row(
+        "deepseek_v2-groups",
+        "deepseek_v2",
+        {**V2, **GROUPS, "topk_method": "group_limited_greedy", "attention_bias": True},
+    ),
     Row("deepseek_v2-yarn", "deepseek_v2", {**V2, **STRETCHED}),
     Row(
         "deepseek_v2-before",
         "deepseek_v2",
         {**V2, **STRETCHED},
         rewrite=as_before(
-            (), rope_theta=500.0, moe_layer_freq=1, rope_scaling={"type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.0, **YARN}
+            (),
+            rope_theta=500.0,
+            moe_layer_freq=1,
+            rope_scaling={"type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.0, **YARN},
         ),
     ),
     Row("deepseek_v3", "deepseek_v3", V3, adjust=balanced),
@@ -83,7 +103,12 @@ ROWS = [
     Row(
         "dbrx-before",
         "dbrx",
-        {**DBRX, **THETA, "attn_config": DBRX_ATTENTION, "ffn_config": {**DBRX_EXPERTS, "ffn_act_fn": {"name": "gelu"}}},
+        {
+            **DBRX,
+            **THETA,
+            "attn_config": DBRX_ATTENTION,
+            "ffn_config": {**DBRX_EXPERTS, "ffn_act_fn": {"name": "gelu"}},
+        },
         rewrite=as_before(()),
     ),
     Row(
@@ -97,7 +122,9 @@ ROWS = [
         },
     ),
     Row("gpt_oss", "gpt_oss", {**SINKS, **UNROUNDED}),
-    Row("gpt_oss-truncated", "gpt_oss", {**SINKS, "rope_parameters": {**UNROUNDED["rope_parameters"], "truncate": True}}),
+    Row(
+        "gpt_oss-truncated", "gpt_oss", {**SINKS, "rope_parameters": {**UNROUNDED["rope_parameters"], "truncate": True}}
+    ),
     Row(
         "gpt_oss-before",
         "gpt_oss",
@@ -106,7 +133,11 @@ ROWS = [
     ),
     Row("llama4", "llama4_text", CHUNKS),
     Row("llama4-interleaved", "llama4_text", {**CHUNKS, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
-    Row("llama4-bare", "llama4_text", {**CHUNKS, "use_qk_norm": False, "attn_temperature_tuning": False, "attention_bias": True}),
+    Row(
+        "llama4-bare",
+        "llama4_text",
+        {**CHUNKS, "use_qk_norm": False, "attn_temperature_tuning": False, "attention_bias": True},
+    ),
     Row("llama4-no-chunks", "llama4_text", {**CHUNKS, "attention_chunk_size": None, "no_rope_layers": [1, 0, 0, 1, 1]}),
     Row(
         "llama4-before",
