@@ -256,7 +256,8 @@ def _catalogue() -> Mapping[str, Primitive]:
         _make("sdpa", "causal attention over the sequence's cached keys and values; grouped heads, window (self included), "
               "chunk, softcap, one sink logit a head, alibi (its greatest bias, 8 in the paper: arXiv 2108.12409)",
               {"scale": "number", "window": "int = None", "chunk": "int = None", "softcap": "number = None",
-               "alibi": "number = None", "alibi_scale": "number = 1", "alibi_dtype": "float32 | bfloat16 = float32"}, (4, 5), lambda s, p: sdpa((*s[:3], *s[4:]), p),
+               "alibi": "number = None", "alibi_scale": "number = 1",
+               "alibi_dtype": "float32 | bfloat16 = float32"}, (4, 5), lambda s, p: sdpa((*s[:3], *s[4:]), p),
               multiplies=sdpa_multiplies, optional=("sinks",), token_wise=False),
         _make("router", "the top_k experts of each token and their weights: ids, w = router(logits[, bias])",
               {"top_k": "int", "score": "softmax | sigmoid | softmax_topk | sparsemixer = softmax", "normalise": "bool = False",
