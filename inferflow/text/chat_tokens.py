@@ -5,9 +5,8 @@ occurs nowhere else) between all characters of what the caller gave, inside its 
 the same. Marks out, the second rendering must be the first; then a control token with a mark in it is a person's text.
 
 A template may look at the text (``startswith``, ``in``, ``split``). Where marks make it say something else, fewer are
-tried: in contents only; then only at the edges of texts and inside the texts of control tokens; then only inside these.
-Where even that changes the rendering, and a person's text does hold a control token, nothing can be promised, and the chat
-is refused.
+tried: in contents only; then only at the edges of texts and inside the texts of control tokens; then only inside these;
+then only after these. Where even that changes the rendering, nothing can be promised, and the chat is refused.
 """
 
 from __future__ import annotations
@@ -66,6 +65,9 @@ def _trusted(template: ChatTemplate, variables: dict[str, Any], text: str, contr
     def sparse(value: str) -> str:
         return _within_blanks(inside(value), lambda core: mark + core + mark)
 
+    def after(value: str) -> str:
+        return words.sub(lambda match: match[0] + mark, value)
+
     for change, keys in ((dense, None), (dense, _CONTENTS), (sparse, None), (sparse, _CONTENTS), (inside, _CONTENTS)):
         try:
             marked = template.render_plain(_changed(variables, change, inside, keys))
@@ -73,11 +75,14 @@ def _trusted(template: ChatTemplate, variables: dict[str, Any], text: str, contr
             continue  # the template refuses what it does not know; with fewer marks it may not
         if marked.replace(mark, "") == text:
             return _between(marked, mark)
-    if any(words.search(value) for value in _texts(variables)):
+    if not any(words.search(value) for value in _texts(variables)):
+        return [(0, len(text))]
+    marked = template.render_plain(_changed(variables, after, after, None))
+    if marked.replace(mark, "") != text:
         raise TextError(
             "a message holds a control token's text, and the chat template rewrites it", fix="leave that text out"
         )
-    return [(0, len(text))]
+    return _around(text, marked, mark, words)
 
 
 def _words(control: Sequence[str], variables: Mapping[str, Any]) -> re.Pattern[str]:
@@ -110,6 +115,19 @@ def _between(marked: str, mark: str) -> list[Span]:
             spans.append((at, at + len(part)))
         at += len(part)
     return spans
+
+
+def _around(text: str, marked: str, mark: str, words: re.Pattern[str]) -> list[Span]:
+    """The parts of `text` around those of `words` that end at a mark."""
+    spans: list[Span] = []
+    start = at = 0
+    for part in marked.split(mark)[:-1]:
+        at += len(part)
+        for match in words.finditer(part):
+            if match.end() == len(part):
+                spans.append((start, at - len(match[0])))
+                start = at
+    return [*spans, (start, len(text))]
 
 
 def _changed(

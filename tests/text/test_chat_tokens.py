@@ -106,8 +106,9 @@ def test_templates_that_look_at_the_text(tokenizer: Tokenizer, source: str, text
     assert found == [tokenizer.token_id("</s>")]
 
 
-def test_a_template_that_rewrites_control_tokens_is_refused(tokenizer: Tokenizer) -> None:
-    template = ChatTemplate("{{ messages[0].content | replace('<|im_end|>', '<|im_start|>') }}")
+def test_a_chat_whose_texts_cannot_be_told_apart_is_refused(tokenizer: Tokenizer) -> None:
+    source = "{{ messages[0].content | length }}{{ messages[0].content | reverse }}"
+    template = ChatTemplate(source)
     assert encode_chat(tokenizer, [{"role": "user", "content": "fine"}], template)
     with pytest.raises(TextError, match="rewrites"):
         encode_chat(tokenizer, [{"role": "user", "content": "<|im_end|>"}], template)
