@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .row import SMALL, Row
 
 GPT: dict[str, Any] = {
@@ -42,6 +44,15 @@ def linear() -> dict[str, Any]:
 def sdpa(model: Any) -> None:
     """The class's eager path adds ALiBi twice: once to the scores and once more with the mask."""
     model.config._attn_implementation = "sdpa"
+
+
+def learned(model: Any) -> None:
+    """What the class leaves out of its authors' code: learned positions in place of ALiBi, and scaled logits."""
+    body = model.transformer
+    body.wpe = torch.nn.Embedding(body.config.max_seq_len, body.config.d_model)
+    body.wte.register_forward_hook(lambda module, args, out: out + body.wpe.weight[: out.shape[1]])
+    body.build_mpt_alibi_tensor = lambda heads, length, device: torch.zeros(heads, 1, length, device=device)
+    model.lm_head.register_forward_hook(lambda module, args, out: out * model.config.logit_scale)
 
 
 ROWS = [
@@ -86,6 +97,12 @@ ROWS = [
     Row("mpt", "mpt", {**MPT, "n_heads": 8}),
     Row("mpt-six-heads", "mpt", {**MPT, "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.6}}),
     Row("mpt-untied", "mpt", {**MPT, "n_heads": 12, "tie_word_embeddings": False, "layer_norm_epsilon": 0.1}),
+    Row(
+        "mpt-learned-positions",
+        "mpt",
+        {**MPT, "attn_config": {"alibi": False}, "logit_scale": 0.7},
+        adjust=learned,
+    ),
     Row("bloom", "bloom", {**BLOOM, "n_head": 8}),
     Row("bloom-twelve-heads", "bloom", {**BLOOM, "n_head": 12, "tie_word_embeddings": False}),
     Row("bloom-residual-of-norm", "bloom", {**BLOOM, "apply_residual_connection_post_layernorm": True}),
