@@ -149,7 +149,7 @@ class LLM:
         try:
             for event in self._engine.run():
                 chunk = answer.take(event)
-                if chunk.text or chunk.finish:
+                if chunk.token is not None:
                     yield chunk
                 if chunk.finish:
                     return

@@ -6,13 +6,17 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from inferflow.errors import ArgumentError
 
 from .options import find_model, model_options, spec_option
+
+if TYPE_CHECKING:
+    from inferflow.llm import LLM
+    from inferflow.runtime.sampler import SamplingParams
 
 __all__ = ["generate"]
 
@@ -33,7 +37,11 @@ class Timer:
         now = time.perf_counter()
         rate = (self.tokens - 1) / (now - self.first) if self.first and self.tokens > 1 else None
         first = None if self.first is None else round(self.first - self.start, 4)
-        return {"first_token_s": first, "total_s": round(now - self.start, 4), "decode_tokens_per_s": rate and round(rate, 2)}
+        return {
+            "first_token_s": first,
+            "total_s": round(now - self.start, 4),
+            "decode_tokens_per_s": rate and round(rate, 2),
+        }
 
 
 @click.command()
@@ -44,56 +52,79 @@ class Timer:
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, default=0, help="Keep the k likeliest tokens (0: all).")
 @click.option("--top-p", type=float, default=1.0, help="Keep the likeliest tokens that hold this much probability.")
-@click.option("--min-p", type=float, default=0.0, help="Drop tokens below this share of the likeliest one's probability.")
+@click.option(
+    "--min-p", type=float, default=0.0, help="Drop tokens below this share of the likeliest one's probability."
+)
 @click.option("--seed", type=int, help="Makes sampling repeatable.")
 @click.option("--stop", multiple=True, help="End the text before this string (can be given several times).")
-@click.option("--chat/--raw", default=None, help="Through the model's chat template, or as it stands. Default: chat if it has one.")
+@click.option(
+    "--chat/--raw",
+    default=None,
+    help="Through the model's chat template, or as it stands. Default: chat if it has one.",
+)
 @click.option("--system", help="A system message, with --chat.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after end tokens.")
 @click.option("--max-model-len", type=int, help="Room for prompt and answer, in tokens.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, at the end, instead of text.")
 @click.option("--stats/--no-stats", default=None, help="Figures on stderr at the end. Default: on a terminal.")
-def generate(prompt: str | None, model: str | None, spec_name: str | None, offline: bool, chat: bool | None,
-             system: str | None, max_model_len: int | None, as_json: bool, stats: bool | None, **sampling: Any) -> None:  # fmt: skip
+def generate(prompt: str | None, **options: Any) -> None:
     """Continue PROMPT (or answer it, with a chat model), greedily unless told otherwise. Without PROMPT, or with ``-``, it is
     read from stdin."""
     from inferflow.llm import LLM
     from inferflow.runtime.sampler import SamplingParams
 
     text = read_prompt(prompt)
-    params = SamplingParams(**sampling)  # refused before anything is loaded
-    with LLM(find_model(model, offline), spec_name, max_model_len=max_model_len, offline=offline) as llm:
-        templated = chat if chat is not None else bool(llm.tokenizer and llm.tokenizer.chat_template)
-        if system is not None and not templated:
-            raise ArgumentError("a system message needs a chat template", where="--system", fix="use --chat, or leave it out")
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        ids: Any = llm.chat_ids([*messages, {"role": "user", "content": text}]) if templated else llm.encode(text)
-        timer = Timer()
-        pieces, tokens, finish, matched = [], [], "length", None
-        for chunk in llm.stream(ids, params):
-            if chunk.token is not None:
-                timer.token()
-                tokens.append(chunk.token)
-            pieces.append(chunk.text)
-            finish, matched = chunk.finish or finish, chunk.stop_string
-            if not as_json:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-        figures = timer.figures()
-        if as_json:
-            report = {
-                "model": str(llm.path), "spec": llm.model.spec.name, "prompt": text, "chat": templated, "text": "".join(pieces),
-                "finish": finish, "stop_string": matched, "prompt_tokens": len(ids), "tokens": len(tokens), "ids": tokens,
-                "timings": figures,
-            }  # fmt: skip
-            click.echo(json.dumps(report, ensure_ascii=False))
-            return
-    if not "".join(pieces).endswith("\n"):
+    params = SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__})  # refused early
+    path = find_model(options["model"], options["offline"])
+    with LLM(path, options["spec_name"], max_model_len=options["max_model_len"]) as llm:
+        templated = options["chat"]
+        if templated is None:
+            templated = bool(llm.tokenizer and llm.tokenizer.chat_template)
+        ids = prompt_ids(llm, text, templated, options["system"])
+        report = {"model": str(llm.path), "spec": llm.model.spec.name, "prompt": text, "chat": templated}
+        report |= run(llm, ids, params, quiet=options["as_json"])
+    if options["as_json"]:
+        click.echo(json.dumps(report, ensure_ascii=False))
+        return
+    if not report["text"].endswith("\n"):
         click.echo()
-    if sys.stderr.isatty() if stats is None else stats:
-        rate = figures["decode_tokens_per_s"]
-        speed = f", {rate} tokens/s" if rate else ""
-        click.echo(f"[{len(ids)} + {len(tokens)} tokens, first after {figures['first_token_s']} s{speed}]", err=True)
+    if sys.stderr.isatty() if options["stats"] is None else options["stats"]:
+        times = report["timings"]
+        speed = f", {times['decode_tokens_per_s']} tokens/s" if times["decode_tokens_per_s"] else ""
+        counts = f"{report['prompt_tokens']} + {report['tokens']} tokens"
+        click.echo(f"[{counts}, first after {times['first_token_s']} s{speed}]", err=True)
+
+
+def prompt_ids(llm: LLM, text: str, templated: bool, system: str | None) -> list[int]:
+    """The tokens of `text`, alone or as a user's message."""
+    if system is not None and not templated:
+        fix = "use --chat, or leave it out"
+        raise ArgumentError("a system message needs a chat template", where="--system", fix=fix)
+    if not templated:
+        return llm.encode(text)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return llm.chat_ids([*messages, {"role": "user", "content": text}])
+
+
+def run(llm: LLM, ids: list[int], params: SamplingParams, quiet: bool) -> dict[str, Any]:
+    """The answer and its figures; the text is written to stdout as it comes, unless `quiet`."""
+    timer = Timer()
+    pieces: list[str] = []
+    tokens: list[int] = []
+    finish, matched = "length", None
+    for chunk in llm.stream(ids, params):
+        if chunk.token is not None:
+            timer.token()
+            tokens.append(chunk.token)
+        pieces.append(chunk.text)
+        finish, matched = chunk.finish or finish, chunk.stop_string
+        if not quiet:
+            sys.stdout.write(chunk.text)
+            sys.stdout.flush()
+    return {
+        "text": "".join(pieces), "finish": finish, "stop_string": matched, "prompt_tokens": len(ids), "tokens": len(tokens),
+        "ids": tokens, "timings": timer.figures(),
+    }  # fmt: skip
 
 
 def read_prompt(prompt: str | None) -> str:

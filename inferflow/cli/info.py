@@ -19,7 +19,9 @@ __all__ = ["info"]
 @spec_option
 @click.option("--tensors", is_flag=True, help="List every tensor of the file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def info(path: str | None, model: str | None, spec_name: str | None, offline: bool, tensors: bool, as_json: bool) -> None:
+def info(
+    path: str | None, model: str | None, spec_name: str | None, offline: bool, tensors: bool, as_json: bool
+) -> None:
     """Say what MODEL is."""
     from inferflow.runtime.model import load_model
     from inferflow.text import load_tokenizer
@@ -34,7 +36,8 @@ def info(path: str | None, model: str | None, spec_name: str | None, offline: bo
     }  # fmt: skip
     if tensors:
         report["tensors"] = [
-            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "bytes": t.nbytes} for t in loaded.source.tensors.values()
+            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "bytes": t.nbytes}
+            for t in loaded.source.tensors.values()
         ]
     loaded.source.close()
     click.echo(json.dumps(report, ensure_ascii=False) if as_json else table(report))
@@ -67,7 +70,9 @@ def table(report: dict[str, Any]) -> str:
         elif key == "warnings":
             lines += [f"warning               {text}" for text in value]
         elif isinstance(value, dict):
-            inside = ", ".join(f"{k} {v:,}" if isinstance(v, int) and not isinstance(v, bool) else f"{k} {v}" for k, v in value.items())
+            inside = ", ".join(
+                f"{k} {v:,}" if isinstance(v, int) and not isinstance(v, bool) else f"{k} {v}" for k, v in value.items()
+            )
             lines.append(f"{key:<21} {inside}")
         else:
             shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value

@@ -7,6 +7,7 @@ removes a table). Every entry remembers the file it was written in.
 from __future__ import annotations
 
 import importlib.resources
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,10 @@ from ..errors import SpecError, did_you_mean
 from .document import Leaf, Node, Table, Where, parse_toml
 from .expression import evaluate
 
-__all__ = ["Spec", "find_spec", "for_gguf", "list_specs", "load_spec", "merge", "override"]
+__all__ = ["Family", "Spec", "families", "find_spec", "for_gguf", "list_specs", "load_spec", "merge", "override"]
 
 MAX_EXTENDS = 8
-NOT_SPECS = ("blocks", "pretokenizers", "formats", "demo", "text")
+_IS_SPEC = re.compile(r"^(extends\s*=|\[model\])", re.MULTILINE)  # the package holds tables of other kinds too
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,33 @@ def _shipped(name: str) -> Any:
 
 def list_specs() -> list[str]:
     """The names of the shipped specs."""
-    files = importlib.resources.files("model_specs").iterdir()
-    return sorted(f.name[:-5] for f in files if f.name.endswith(".toml") and f.name[:-5] not in NOT_SPECS)
+    files = [f for f in importlib.resources.files("model_specs").iterdir() if f.name.endswith(".toml")]
+    return sorted(f.name[:-5] for f in files if _IS_SPEC.search(f.read_text("utf-8")))
+
+
+@dataclass(frozen=True)
+class Family:
+    """What one shipped spec serves."""
+
+    spec: str
+    model_types: tuple[str, ...]
+    archs: tuple[str, ...]
+
+
+def families() -> list[Family]:
+    """Every shipped spec that serves models, with their ``model_type``s and GGUF architectures."""
+    out = []
+    for name in list_specs():
+        table = parse_toml(_shipped(name).read_text("utf-8"), f"{name}.toml")
+        types, archs = plain(table.table("match").get("model_type")), plain(table.table("gguf").get("arch"))
+        family = Family(name, tuple(_words(types)), tuple(_words(archs)))
+        if family.model_types or family.archs:
+            out.append(family)
+    return out
+
+
+def _words(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
 
 
 def load_spec(name: str | Path) -> Spec:
@@ -128,8 +154,8 @@ def _read(name: str, folder: Path | None, asked: Where | None) -> tuple[str, str
     if plain_name and folder is not None and (folder / f"{name}.toml").is_file():
         path = folder / f"{name}.toml"
         return _text(path), str(path), path
-    if not plain_name or name in NOT_SPECS or not _shipped(name).is_file():
-        fix = did_you_mean(name, [*list_specs()]) or "'inferflow spec list' shows the shipped specs"
+    if not plain_name or name not in list_specs():
+        fix = did_you_mean(name, list_specs()) or "'inferflow spec list' shows the shipped specs"
         raise SpecError(f"there is no spec called '{name}'", where=str(asked or name), fix=fix)
     return _shipped(name).read_text("utf-8"), f"{name}.toml", None
 
@@ -160,8 +186,7 @@ def find_spec(config: Mapping[str, Any]) -> Spec:
         table = parse_toml(text, f"{name}.toml").table(section) if f'"{wanted}"' in text else None
         if table is None:
             continue
-        names = plain(table.get(key)) or []
-        names = [names] if isinstance(names, str) else names
+        names = _words(plain(table.get(key)))
         known.update(dict.fromkeys(names, name))
         when = table.get("when")
         if wanted in names:
