@@ -2,7 +2,8 @@
 
 A file is 8 bytes of header length, a JSON header, and the tensors' bytes without gaps. Before any tensor is touched,
 the header is proven to describe exactly the rest of the file: lengths, types, shapes, offsets in order, no hole, no
-overlap, no trailing byte. Source: https://huggingface.co/docs/safetensors (format section).
+overlap, no trailing byte. Source: https://huggingface.co/docs/safetensors (format section). Tensors stored apart from
+their scales are given as one (see `inferflow.weights.scaled`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from inferflow.errors import UnsupportedError
+from inferflow.weights import scaled
 from inferflow.weights.files import Bytes, check_shape, corrupt, map_file
 from inferflow.weights.shards import assign
 from inferflow.weights.source import TensorInfo
@@ -54,17 +57,34 @@ class SafetensorsSource:
         if not owner:
             raise corrupt(self.path, "holds no tensors", "check that it is the model's own weights file")
         self._slots = {name: (shard, headers[shard][name]) for name, shard in owner.items()}
-        self.tensors: Mapping[str, TensorInfo] = {name: slot.info for name, (_, slot) in self._slots.items()}
+        self._tile = scaled.tile_of(config)
+        stored = {name: slot.info for name, (_, slot) in self._slots.items()}
+        self.tensors: Mapping[str, TensorInfo]
+        self.tensors, self._scales = scaled.join(stored, self._tile)
 
     def raw(self, name: str) -> Bytes:
-        """The tensor's stored bytes (uint8, 1-D), a read-only view of the mapped file."""
+        """The tensor's stored bytes (uint8, 1-D), a read-only view of the mapped file. UnsupportedError where its scales
+        are stored apart."""
+        if name in self._scales:
+            raise UnsupportedError("is stored in two parts", where=f"{self.path}: tensor '{name}'", fix="use read()")
+        return self._stored(name)
+
+    def _stored(self, name: str) -> Bytes:
         shard, slot = self._slots[name]
         return self._bytes[shard][slot.begin : slot.end]
 
     def read(self, name: str) -> np.ndarray:
         """See `Source.read`. Zero copy for F32 and the integers."""
         info = self.tensors[name]
-        return widen(self.raw(name), info.dtype, info.shape)
+        if name not in self._scales:
+            return widen(self._stored(name), info.dtype, info.shape)
+        scales = self._slots[self._scales[name]][1].info
+        if info.dtype == "MXFP4":
+            where = f"{self.path}: tensor '{name}'"
+            return scaled.unite_mxfp4(self._stored(name), self._stored(scales.name), info.shape, where)
+        values = np.asarray(widen(self._stored(name), info.dtype, info.shape), np.float32)
+        factors = np.asarray(widen(self._stored(scales.name), scales.dtype, scales.shape), np.float32)
+        return scaled.unite_tiles(values, factors, self._tile)
 
     def close(self) -> None:
         """Let go of the mapped files; views handed out keep theirs."""

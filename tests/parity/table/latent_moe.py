@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from .row import SMALL, Row
 from .sandwich import as_before
@@ -64,6 +68,37 @@ def balanced(model: Any) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+PACKED = "gate_up_proj", "down_proj"
+
+
+def packed(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """w [e, in, out] as mxfp4 blocks [e, out, in / 32, 16] and scales [e, out, in / 32]; exact where w is of that format."""
+    blocks = w.swapaxes(1, 2).reshape(*w.shape[:1], w.shape[2], -1, 32)
+    scale = np.floor(np.log2(np.abs(blocks).max(-1))).astype(np.int32) - 2
+    scaled = np.ldexp(blocks, -scale[..., None])
+    codes = np.abs(np.abs(scaled)[..., None] - E2M1).argmin(-1) | (np.signbit(scaled) << 3)
+    pairs, powers = codes[..., ::2] | codes[..., 1::2] << 4, scale + 127
+    return np.ascontiguousarray(pairs, np.uint8), np.ascontiguousarray(powers, np.uint8)
+
+
+def four_bits(model: Any) -> None:
+    """Experts' weights that mxfp4 can hold, as transformers reads them."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(PACKED):
+            blocks, scales = (torch.from_numpy(a) for a in packed(parameter.detach().numpy()))
+            parameter.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+
+
+def in_four_bits(folder: Path) -> None:
+    """The experts as the hub's files have them: NAME_blocks and NAME_scales."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name in [n for n in tensors if n.endswith(PACKED)]:
+        tensors[name + "_blocks"], tensors[name + "_scales"] = packed(tensors.pop(name))
+    save_file(tensors, path)
 
 
 ROWS = [
@@ -130,6 +165,13 @@ ROWS = [
         "gpt_oss",
         {**SINKS, **UNROUNDED, "attention_bias": False},
         rewrite=as_before((), rope_theta=500.0, rope_scaling={"rope_type": "yarn", **NARROW}),
+    ),
+    Row(
+        "gpt_oss-mxfp4",
+        "gpt_oss",
+        {**SINKS, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2},
+        adjust=four_bits,
+        rewrite=in_four_bits,
     ),
     Row("llama4", "llama4_text", CHUNKS),
     Row("llama4-interleaved", "llama4_text", {**CHUNKS, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
