@@ -1,0 +1,299 @@
+"""The same model as safetensors and as GGUF answers the same; and every model type has one spec."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from inferflow.errors import SpecError
+from inferflow.runtime.engine import Engine
+from inferflow.runtime.executor import ReferenceExecutor
+from inferflow.runtime.model import load_model
+from inferflow.spec.library import find_spec, list_specs, load_spec
+
+from .oracle import oracle
+from .table import ROWS
+from .twins import (
+    EXPERTS,
+    Config,
+    Twin,
+    band_factors,
+    convert,
+    halves,
+    latent,
+    long_factors,
+    one_added,
+    permuted,
+    regrouped,
+    renamed,
+    rotary_share,
+    transposed,
+    unwoven,
+    without,
+)
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TOLERANCE = 1e-4
+QUANTISED = next(row for row in ROWS if row.name == "llama-blocks")
+CONV1D = transposed(r"\.(c_attn|c_proj|c_fc)\.weight$")
+BARE = renamed((r"^transformer\.", ""))
+
+
+def per_head(c: Config) -> int:
+    return int(c.get("num_attention_heads") or c["n_head"])
+
+
+def window(c: Config) -> dict[str, Any]:
+    return {"sliding_window": c["sliding_window"] or 0}
+
+
+def gemma2(c: Config) -> dict[str, Any]:
+    caps = {f"{name}_logit_softcapping": c[f"{name}_logit_softcapping"] for name in ("attn", "final")}
+    return window(c) | caps
+
+
+def gpt2(c: Config) -> dict[str, Any]:
+    return {"feed_forward_length": c["n_inner"] or 4 * c["n_embd"]}
+
+
+def bloom(c: Config) -> dict[str, Any]:
+    return {
+        "context_length": c.get("seq_length", c["hidden_size"]),
+        "feed_forward_length": 4 * c["hidden_size"],
+        "head_count": c["n_head"],
+        "head_count_kv": c["n_head"],
+    }
+
+
+def falcon(c: Config) -> dict[str, Any]:
+    kv = c["num_kv_heads"] if c["new_decoder_architecture"] else 1 if c["multi_query"] else c["num_attention_heads"]
+    return {"feed_forward_length": 4 * c["hidden_size"], "head_count_kv": kv, "context_length": 2048}
+
+
+def falcon_parts(c: Config) -> tuple[int, int, int]:
+    return c["num_attention_heads"] // falcon(c)["head_count_kv"], 1, 1
+
+
+def mpt(c: Config) -> dict[str, Any]:
+    attn = c["attn_config"]
+    return {
+        "feed_forward_length": 4 * c["d_model"],
+        "max_alibi_bias": attn["alibi_bias_max"] if attn["alibi"] else 0.0,
+        "clamp_kqv": attn["clip_qkv"],
+        "layer_norm_eps": 1e-5,
+    }
+
+
+def latent_sizes(c: Config) -> dict[str, Any]:
+    r, turning = c["kv_lora_rank"], c["qk_rope_head_dim"]
+    return {
+        "head_count_kv": 1,
+        "leading_dense_block_count": c["first_k_dense_replace"],
+        "q_lora_rank": c["q_lora_rank"],
+        "kv_lora_rank": r,
+        "key_length": r + turning,
+        "value_length": r,
+        "key_length_mla": c["qk_nope_head_dim"] + turning,
+        "value_length_mla": c["v_head_dim"],
+        "rope_dimension_count": turning,
+    }
+
+
+def deepseek(c: Config) -> dict[str, Any]:
+    sigmoid = c["model_type"] == "deepseek_v3"
+    rope = c["rope_parameters"]
+    out = latent_sizes(c) | {
+        "expert_count": c["n_routed_experts"],
+        "expert_shared_count": c["n_shared_experts"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_weights_scale": c["routed_scaling_factor"],
+        "expert_weights_norm": c["norm_topk_prob"],
+        "expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX,
+    }
+    if sigmoid or c.get("topk_method") == "group_limited_greedy":
+        out |= {"expert_group_count": c["n_group"], "expert_group_used_count": c["topk_group"]}
+    return out | ({"rope_scaling_yarn_log_mul": 0.1 * rope["mscale_all_dim"]} if "mscale_all_dim" in rope else {})
+
+
+def qwen_moe(c: Config) -> dict[str, Any]:
+    out = {"expert_feed_forward_length": c["moe_intermediate_size"]}
+    shared = c.get("shared_expert_intermediate_size")
+    return out | ({"expert_shared_feed_forward_length": shared} if shared else {})
+
+
+def granite(c: Config) -> dict[str, Any]:
+    names = {
+        "attention_scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    shared = c.get("shared_intermediate_size")
+    out = {call: c[key] for call, key in names.items()}
+    return out | ({"expert_shared_feed_forward_length": shared} if shared else {})
+
+
+def gpt_oss(c: Config) -> dict[str, Any]:
+    return window(c) | {"expert_feed_forward_length": c["intermediate_size"]}
+
+
+def longrope(c: Config) -> dict[str, Any]:
+    return (
+        window(c)
+        | rotary_share(c)
+        | {"rope_scaling_orig_ctx_len": c["rope_parameters"]["original_max_position_embeddings"]}
+    )
+
+
+def neox(c: Config) -> dict[str, Any]:
+    return rotary_share(c) | {"parallel_residual": c["use_parallel_residual"]}
+
+
+EACH_HEAD = regrouped(per_head, lambda c: (1, 1, 1))
+FALCON = (regrouped(lambda c: falcon(c)["head_count_kv"], falcon_parts),)
+DEEPSEEK = (EXPERTS, latent, renamed((r"e_score_correction_bias$", "e_score_correction.bias")))
+TWINS = [
+    Twin("llama", "llama", (permuted,)),
+    Twin("llama-mqa-odd", "llama", (permuted,)),
+    Twin("llama-biases-headdim", "llama", (permuted,)),
+    Twin("llama-3.1", "llama", (permuted, band_factors)),
+    Twin("llama-linear", "llama", (permuted,)),
+    Twin("llama-yarn", "llama", (permuted,)),
+    Twin("llama-mha-tied", "llama", (permuted, without("lm_head"))),
+    Twin("mistral-no-window", "llama", (permuted,)),
+    Twin("qwen2", "qwen2"),
+    Twin("qwen2-yarn", "qwen2"),
+    Twin("qwen3", "qwen3"),
+    Twin("qwen2_moe", "qwen2moe", (EXPERTS,), qwen_moe),
+    Twin("qwen3_moe", "qwen3moe", (EXPERTS,), qwen_moe),
+    Twin("mixtral", "llama", (permuted, EXPERTS)),
+    Twin("gemma", "gemma", (one_added,)),
+    Twin("gemma2-plain-scale", "gemma2", (one_added,), gemma2),
+    Twin("gemma3-plain-scale", "gemma3", (one_added,), window),
+    Twin("phi3", "phi3", (), lambda c: window(c) | rotary_share(c)),
+    Twin("phi3-long-factors", "phi3", (long_factors,), longrope),
+    Twin("smollm3", "smollm3", (permuted,)),
+    Twin("granite", "granite", (permuted,), granite),
+    Twin("granitemoe", "granitemoe", (permuted, halves), granite),
+    Twin("olmo", "olmo", (permuted,), lambda c: {"clamp_kqv": c["clip_qkv"], "layer_norm_eps": 1e-5}),
+    Twin("olmo2", "olmo2"),
+    Twin("olmoe", "olmoe", (EXPERTS,)),
+    Twin("cohere", "command-r", (), lambda c: {"logit_scale": c["logit_scale"]}),
+    Twin("cohere2", "cohere2", (), lambda c: {"logit_scale": c["logit_scale"], **window(c)}),
+    Twin("glm4", "glm4", (), rotary_share),
+    Twin("gpt2", "gpt2", (BARE, CONV1D), gpt2),
+    Twin("gpt2-untied-inner", "gpt2", (BARE, CONV1D), gpt2),
+    Twin("bloom", "bloom", (BARE, EACH_HEAD), bloom),
+    Twin("gpt_neox", "gptneox", (EACH_HEAD,), neox),
+    Twin("gpt_neox-sequential", "gptneox", (EACH_HEAD,), neox),
+    Twin("falcon-7b", "falcon", FALCON, falcon),
+    Twin("falcon-40b", "falcon", FALCON, falcon),
+    Twin("mpt", "mpt", (), mpt),
+    Twin("deepseek_v2", "deepseek2", DEEPSEEK, deepseek),
+    Twin("deepseek_v2-lite", "deepseek2", DEEPSEEK, deepseek),
+    Twin("deepseek_v2-one-mscale", "deepseek2", DEEPSEEK, deepseek),
+    Twin("deepseek_v3", "deepseek2", DEEPSEEK, deepseek),
+    Twin("deepseek_v3-one-mscale", "deepseek2", DEEPSEEK, deepseek),
+    Twin("gpt_oss-seven", "gpt-oss", (unwoven,), gpt_oss),
+]
+
+
+def answer(path: Path, ids: list[int]) -> np.ndarray:
+    model = load_model(path)
+    engine = Engine(model.graph, ReferenceExecutor(model.graph, model.weights), max_len=len(ids) + 1)
+    return engine.forward(ids)["logits"]
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.row)
+def test_twins_agree(twin: Twin, tmp_path: Path) -> None:
+    folder, ids, want = oracle(next(row for row in ROWS if row.name == twin.row))
+    got = answer(convert(twin, folder, tmp_path / "twin.gguf"), ids)
+    assert np.abs(got - answer(folder, ids)).max() <= TOLERANCE
+    assert np.abs(got - want).max() <= 2 * TOLERANCE
+
+
+def test_a_quantised_twin_is_near(tmp_path: Path) -> None:
+    """Q8_0 rounds each weight by up to 1/254 of its block's greatest: the logits move, but by far less than they are."""
+    folder, ids, _ = oracle(QUANTISED)
+    want = answer(folder, ids)
+    path = convert(Twin(QUANTISED.name, "llama", (permuted,), quantised=True), folder, tmp_path / "q8.gguf")
+    assert load_model(path).source.tensors["blk.0.attn_q.weight"].dtype == "Q8_0"
+    error = np.abs(answer(path, ids) - want)
+    assert 1e-5 < error.max() < 0.15
+    assert np.sqrt((error**2).mean() / (want**2).mean()) < 0.03
+
+
+# ------------------------------------------------------------------------------------------------ one spec for each
+
+
+def variants(names: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values."""
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*names.values())]
+
+
+# For each [match]/[gguf] table, by what it asks in `when`: the configs to try.
+ASKED = variants(
+    {
+        "num_local_experts": [None, 8],
+        "scoring_func": [None, "softmax", "sigmoid"],
+        "use_bidirectional_attention": [None, True],
+    }
+)
+
+
+def claims(section: str, key: str) -> dict[str, set[str]]:
+    out: dict[str, set[str]] = {}
+    for name in list_specs():
+        document = tomllib.loads(resources.files("model_specs").joinpath(f"{name}.toml").read_text("utf-8"))
+        names = document.get(section, {}).get(key, [])
+        for word in [names] if isinstance(names, str) else names:
+            out.setdefault(word, set()).add(name)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "ask"), [("match", "model_type", "model_type"), ("gguf", "arch", "gguf_arch")]
+)
+def test_every_model_has_one_spec(section: str, key: str, ask: str) -> None:
+    """Whatever a `when` asks: never two, and each spec is found by something."""
+    claimed = claims(section, key)
+    assert len(claimed) > 20
+    for word, specs in claimed.items():
+        found, refused = set(), []
+        for more in ASKED:
+            try:
+                found.add(find_spec({ask: word, **more}).name)
+            except SpecError as error:
+                refused.append(error.reason)
+        assert found == specs, f"{word} is claimed by {specs}, of which {found} were found"
+        assert all(reason.startswith("no shipped spec serves") for reason in refused), refused
+
+
+@pytest.mark.parametrize("name", list_specs())
+def test_every_when_is_tried_above(name: str) -> None:
+    """A new condition has to be added to `ASKED`, or the test before says nothing about it."""
+    spec = load_spec(name)
+    for section in ("match", "gguf"):
+        asked = set(re.findall(r"cfg\.(\w+)", str(spec.value(section, "when") or "")))
+        assert asked <= ASKED[0].keys()
+
+
+@pytest.mark.parametrize("name", list_specs())
+def test_match_and_arch_are_said_in_the_file_itself(name: str) -> None:
+    """They are read without what the file extends: an inherited one would serve two specs."""
+    document = tomllib.loads(resources.files("model_specs").joinpath(f"{name}.toml").read_text("utf-8"))
+    if document.get("gguf", {}).get("when"):
+        assert document["gguf"].get("arch")
+    assert name == "decoder" or document["match"]["model_type"]
