@@ -1,0 +1,179 @@
+"""The step loop: schedules, limits, aborts, sampling; blocks always come home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inferflow.errors import ArgumentError, UnsupportedError
+from inferflow.runtime.engine import Engine
+from inferflow.runtime.executor import ReferenceExecutor
+from inferflow.runtime.kv_cache import BlockPool
+from inferflow.runtime.model import Model, load_model
+from inferflow.runtime.sampler import SamplingParams, probabilities, sample
+from tests.tiny import write
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(write(tmp_path_factory.mktemp("tiny")))
+
+
+def engine(model: Model, **options: int) -> Engine:
+    return Engine(
+        model.graph, ReferenceExecutor(model.graph, model.weights), max_len=options.pop("max_len", 64), **options
+    )
+
+
+def test_long_prompts_are_cut_and_short_ones_composed(model: Model) -> None:
+    e = engine(model, budget=8)
+    long, short = e.add(list(range(20)), SamplingParams(max_tokens=2)), e.add([1, 2, 3], SamplingParams(max_tokens=5))
+    assert [(s is long, n) for s, n in e.schedule()] == [(True, 8)]
+    steps = 0
+    while e.waiting or e.running:
+        e.step()
+        steps += 1
+    assert (len(long.ids), len(short.ids)) == (22, 8)
+    assert steps == 7  # 8, 8, 4+3 then both decode; the short one has four more to come
+    assert sorted(e.pool.free) == list(range(e.pool.blocks))
+
+
+def test_decoding_goes_first(model: Model) -> None:
+    e = engine(model, budget=4)
+    first = e.add([5], SamplingParams(max_tokens=8, ignore_eos=True))
+    e.step()
+    second = e.add(list(range(12)), SamplingParams(max_tokens=1))
+    assert [(s is first, n) for s, n in e.schedule()] == [(True, 1), (False, 3)]
+    assert second in e.running
+
+
+def test_more_sequences_than_room_wait_their_turn(model: Model) -> None:
+    e = engine(model, slots=1, max_len=32)
+    sequences = [e.add([n + 3] * 10, SamplingParams(max_tokens=20, ignore_eos=True)) for n in range(4)]
+    e.step()
+    assert (len(e.running), len(e.waiting)) == (1, 3)
+    list(e.run())
+    assert all(len(s.ids) == 30 and s.finish == "length" for s in sequences)
+
+
+def test_abort_is_idempotent_and_returns_the_blocks(model: Model) -> None:
+    e = engine(model)
+    a, b = e.add([3, 4, 5], SamplingParams()), e.add([6], SamplingParams(max_tokens=3, ignore_eos=True))
+    e.step()
+    for _ in range(2):
+        e.abort(a)
+    list(e.run())
+    assert len(b.ids) == 4
+    assert len(e.pool.free) == e.pool.blocks
+
+
+@pytest.mark.parametrize(
+    ("ids", "params", "word"),
+    [
+        ([], {}, "no tokens"),
+        ([67], {}, "not in the vocabulary"),
+        ([-1], {}, "not in the vocabulary"),
+        ([1] * 64, {}, "do not fit"),
+        ([1] * 60, {"max_tokens": 5}, "do not fit"),
+    ],
+)
+def test_what_can_never_run_is_refused(model: Model, ids: list[int], params: dict[str, int], word: str) -> None:
+    e = engine(model)
+    with pytest.raises(ArgumentError, match=word) as caught:
+        e.add(ids, SamplingParams(**params))  # type: ignore[arg-type]
+    assert caught.value.fix
+    list(e.run())
+    assert e.add([3], SamplingParams(max_tokens=1)).finish is None
+
+
+def test_an_end_token_ends(model: Model) -> None:
+    free = engine(model)
+    sequence = free.add([9, 10], SamplingParams(max_tokens=12))
+    list(free.run())
+    third = sequence.ids[4]
+    e = Engine(model.graph, ReferenceExecutor(model.graph, model.weights), max_len=64, eos=[third])
+    ended = e.add([9, 10], SamplingParams(max_tokens=12))
+    going = e.add([9, 10], SamplingParams(max_tokens=12, ignore_eos=True))
+    list(e.run())
+    assert ended.finish == "stop"
+    assert ended.ids == sequence.ids[: sequence.ids.index(third, 2) + 1]
+    assert going.ids == sequence.ids
+
+
+def test_block_pool_never_gives_twice() -> None:
+    pool = BlockPool(5)
+    a, b = pool.take(3), pool.take(2)
+    assert sorted(a + b) == list(range(5))
+    with pytest.raises(UnsupportedError, match="0 free blocks"):
+        pool.take(1)
+    pool.give(a)
+    with pytest.raises(AssertionError):
+        pool.give(a)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1), ("temperature", float("nan")), ("temperature", "hot"), ("top_k", -1), ("top_k", 1.5), ("top_p", 0),
+        ("top_p", 1.1), ("min_p", 1), ("min_p", -0.1), ("seed", -1), ("seed", 1 << 64), ("max_tokens", 0), ("max_tokens", True),
+        ("stop", [""]), ("stop", [3]),
+    ],
+)  # fmt: skip
+def test_sampling_parameters_out_of_range(name: str, value: object) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert caught.value.where == name
+    assert caught.value.fix
+
+
+def test_filters_keep_what_they_say() -> None:
+    logits = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03]))
+    assert np.count_nonzero(probabilities(logits, SamplingParams(temperature=1, top_k=2))) == 2
+    np.testing.assert_allclose(probabilities(logits, SamplingParams(temperature=1, top_k=2)), [2 / 3, 1 / 3, 0, 0, 0])
+    assert np.count_nonzero(probabilities(logits, SamplingParams(temperature=1, top_p=0.7))) == 2
+    assert np.count_nonzero(probabilities(logits, SamplingParams(temperature=1, top_p=0.76))) == 3
+    assert np.count_nonzero(probabilities(logits, SamplingParams(temperature=1, min_p=0.2))) == 3
+    cold = probabilities(logits, SamplingParams(temperature=0.1))
+    assert cold[0] > 0.99
+    tiny = probabilities(logits * 1e4, SamplingParams(temperature=1e-3, top_p=0.5, min_p=0.5))
+    np.testing.assert_array_equal(tiny, [1, 0, 0, 0, 0])
+
+
+def test_sampling_follows_the_distribution_and_the_seed() -> None:
+    logits = np.log(np.array([0.6, 0.3, 0.1]))
+    params = SamplingParams(temperature=1)
+    draws = [sample(logits, params, seed, 0) for seed in range(3000)]
+    share = np.bincount(draws, minlength=3) / len(draws)
+    np.testing.assert_allclose(share, [0.6, 0.3, 0.1], atol=0.03)
+    assert [sample(logits, params, 7, p) for p in range(50)] == [sample(logits, params, 7, p) for p in range(50)]
+    assert len({tuple(sample(logits, params, s, p) for p in range(20)) for s in range(5)}) == 5
+    assert sample(logits, SamplingParams(), 0, 0) == 0
+
+
+def test_sampled_answers_do_not_depend_on_company(model: Model) -> None:
+    params = SamplingParams(temperature=1.3, top_p=0.9, seed=11, max_tokens=10, ignore_eos=True)
+    alone = engine(model)
+    want = alone.add([4, 5, 6], params)
+    list(alone.run())
+    e = engine(model, budget=5)
+    e.add(list(range(3, 20)), SamplingParams(temperature=0.7, max_tokens=9))
+    got = e.add([4, 5, 6], params)
+    e.step()
+    e.add([8], SamplingParams(temperature=0.7, max_tokens=9))
+    list(e.run())
+    assert got.ids == want.ids
+
+
+def test_corrupt_weights_are_said(tmp_path: Path) -> None:
+    from inferflow.errors import InferflowError
+    from tests.tiny import tensors
+
+    bad = tensors()
+    bad["model.norm.weight"][:] = np.nan
+    broken = load_model(write(tmp_path, weights=bad))
+    e = engine(broken)
+    e.add([3], SamplingParams(max_tokens=1))
+    with pytest.raises(InferflowError, match="no finite logits"):
+        list(e.run())
