@@ -7,6 +7,7 @@ is chosen by ``tokenizer.ggml.model``: byte-level BPE, SentencePiece merges, uni
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import TextError
@@ -19,6 +20,7 @@ __all__ = ["GGUFVocabulary", "load_gguf"]
 
 UNDEFINED, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(6)
 _PREFIX = "tokenizer.ggml."
+_AGAIN = "the file is corrupt: fetch or convert it again"
 
 
 class GGUFVocabulary:
@@ -37,9 +39,7 @@ class GGUFVocabulary:
         self.kind = tokenizer_kind(str(self.get("model", "")), where=where)
 
     def _broken(self, key: str, reason: str) -> TextError:
-        return TextError(
-            f"{_PREFIX}{key} {reason}", where=self.where, fix="the file is corrupt: fetch or convert it again"
-        )
+        return TextError(f"{_PREFIX}{key} {reason}", where=self.where, fix=_AGAIN)
 
     def get(self, key: str, default: Any = None) -> Any:
         return self.metadata.get(_PREFIX + key, default)
@@ -53,8 +53,17 @@ class GGUFVocabulary:
         value = self.get(key, default)
         if value is None:
             return None
-        token = int(value)
-        return token if 0 <= token < len(self.tokens) else None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._broken(key, "is no token id")
+        return value if 0 <= value < len(self.tokens) else None
+
+    def scores(self) -> list[float]:
+        values = self.array("scores")
+        if values is None or len(values) < len(self.tokens):
+            raise self._broken("scores", f"has {len(values or ())} entries for {len(self.tokens)} tokens")
+        if any(type(value) not in (int, float) or value != value for value in values):
+            raise self._broken("scores", "holds something other than numbers")
+        return values
 
     def array(self, key: str) -> list[Any] | None:
         value = self.get(key)
@@ -81,13 +90,27 @@ class GGUFVocabulary:
         return frozenset(token for token, kind in enumerate(self.types[: len(self.tokens)]) if kind in wanted)
 
 
+@dataclass(frozen=True)
+class _Defaults:
+    """What holds where the file declares nothing."""
+
+    bos: int | None = None
+    eos: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+
+
 def load_gguf(metadata: Mapping[str, Any], *, where: str, pretokenizer: str | None = None) -> Tokenizer:
     """The tokenizer that a GGUF file's metadata describes; TextError where it is broken or unknown."""
     vocabulary = GGUFVocabulary(metadata, where)
-    builders = {"byte-bpe": _byte_bpe, "sentencepiece": _sentencepiece}
+    builders = {"byte-bpe": _byte_bpe, "sentencepiece": _sentencepiece, "unigram": _unigram}
     build = builders.get(vocabulary.kind)
     if build is None:
-        raise TextError(f"a {vocabulary.kind} vocabulary in a GGUF file is not supported", where=where)
+        raise TextError(
+            f"a {vocabulary.kind} vocabulary in a GGUF file is not supported",
+            where=where,
+            fix="use the model's directory with its tokenizer.json",
+        )
     return build(vocabulary, pretokenizer)
 
 
@@ -97,52 +120,57 @@ def _byte_bpe(vocabulary: GGUFVocabulary, override: str | None) -> Tokenizer:
     name = override or str(vocabulary.get("pre", "default"))
     rules = find_pretokenizer(name, where=vocabulary.where)
     backend = ByteBPE(vocabulary.tokens, vocabulary.strings("merges"), vocabulary.types, rules, vocabulary.where)
-    return _finish(vocabulary, backend, decode_byte_level, add_bos=rules.add_bos, add_space=False)
+    return _finish(vocabulary, backend, decode_byte_level, _Defaults(add_bos=rules.add_bos), add_space=False)
 
 
 def _sentencepiece(vocabulary: GGUFVocabulary, override: str | None) -> Tokenizer:
     from .sentencepiece import SentencePiece
 
-    scores = vocabulary.array("scores")
-    if scores is None or len(scores) < len(vocabulary.tokens):
-        raise TextError(
-            "tokenizer.ggml.scores is missing or too short", where=vocabulary.where, fix="convert the model again"
-        )
     add_space = vocabulary.flag("add_space_prefix", True)
-    backend = SentencePiece(
-        vocabulary.tokens, scores, vocabulary.types, add_space, vocabulary.token_id("unknown_token_id", 0)
+    unknown = vocabulary.token_id("unknown_token_id", 0)
+    backend = SentencePiece(vocabulary.tokens, vocabulary.scores(), vocabulary.types, add_space, unknown)
+    return _finish(vocabulary, backend, decode_metaspace, _Defaults(1, 2, add_bos=True), add_space=add_space)
+
+
+def _unigram(vocabulary: GGUFVocabulary, override: str | None) -> Tokenizer:
+    from .unigram import UnigramPieces
+
+    add_space = vocabulary.flag("add_space_prefix", False)
+    charsmap = vocabulary.array("precompiled_charsmap") or []
+    if any(not isinstance(value, int) for value in charsmap):
+        raise TextError("tokenizer.ggml.precompiled_charsmap holds no bytes", where=vocabulary.where, fix=_AGAIN)
+    backend = UnigramPieces(
+        vocabulary.tokens,
+        vocabulary.scores(),
+        vocabulary.types,
+        vocabulary.token_id("unknown_token_id", 2) or 0,
+        charsmap=bytes(value & 0xFF for value in charsmap),
+        squeeze=vocabulary.flag("remove_extra_whitespaces", False),
+        add_space=add_space,
+        where=vocabulary.where,
     )
-    return _finish(vocabulary, backend, decode_metaspace, add_bos=True, add_space=add_space)
+    return _finish(vocabulary, backend, decode_metaspace, _Defaults(None, 1, add_eos=True), add_space=add_space)
 
 
 def _finish(
-    vocabulary: GGUFVocabulary, backend: Backend, decode_piece: PieceDecoder, *, add_bos: bool, add_space: bool
+    vocabulary: GGUFVocabulary, backend: Backend, decode_piece: PieceDecoder, defaults: _Defaults, *, add_space: bool
 ) -> Tokenizer:
-    sentencepiece = vocabulary.kind == "sentencepiece"
-    bos = vocabulary.token_id("bos_token_id", 1 if sentencepiece else None)
-    eos = vocabulary.token_id("eos_token_id", 2 if sentencepiece else None)
-    control = vocabulary.of_type(CONTROL, UNKNOWN)
-    ends = {eos, vocabulary.token_id("eot_token_id"), vocabulary.token_id("eom_token_id")}
-    enders = turn_enders()
-    ends |= {token for token in vocabulary.of_type(CONTROL) if vocabulary.tokens[token] in enders}
-    wants_bos = vocabulary.flag("add_bos_token", add_bos) and bos is not None
-    wants_eos = vocabulary.flag("add_eos_token", False) and eos is not None
+    bos = vocabulary.token_id("bos_token_id", defaults.bos)
+    eos = vocabulary.token_id("eos_token_id", defaults.eos)
+    wants_bos = vocabulary.flag("add_bos_token", defaults.add_bos)
+    wants_eos = vocabulary.flag("add_eos_token", defaults.add_eos)
     template = vocabulary.metadata.get("tokenizer.chat_template")
-    names = {
-        "bos_token": bos,
-        "eos_token": eos,
-        "pad_token": vocabulary.token_id("padding_token_id"),
-        "unk_token": vocabulary.token_id("unknown_token_id"),
-    }
+    names = {"bos_token": bos, "eos_token": eos, "pad_token": vocabulary.token_id("padding_token_id"),
+             "unk_token": vocabulary.token_id("unknown_token_id")}  # fmt: skip
     return Tokenizer(
         Vocabulary(
             tokens=vocabulary.tokens,
             decode_piece=decode_piece,
-            control=control,
+            control=vocabulary.of_type(CONTROL, UNKNOWN),
             literal=vocabulary.of_type(CONTROL, UNKNOWN, USER_DEFINED),
             silent=vocabulary.of_type(UNDEFINED, UNUSED),
             bos_id=bos,
-            eos_ids=frozenset(token for token in ends if token is not None),
+            eos_ids=_ends(vocabulary, eos),
             prefix=(bos,) if wants_bos and bos is not None else (),
             suffix=(eos,) if wants_eos and eos is not None else (),
             strip_leading_space=add_space,
@@ -151,3 +179,11 @@ def _finish(
         ),
         backend,
     )
+
+
+def _ends(vocabulary: GGUFVocabulary, eos: int | None) -> frozenset[int]:
+    """The declared ends of text, turn and message, and the turn enders that the vocabulary marks as control tokens."""
+    declared = {eos, vocabulary.token_id("eot_token_id"), vocabulary.token_id("eom_token_id")}
+    enders = turn_enders()
+    marked = {token for token in vocabulary.of_type(CONTROL) if vocabulary.tokens[token] in enders}
+    return frozenset(token for token in declared if token is not None) | marked

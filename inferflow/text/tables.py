@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["Pretokenizer", "listed", "pretokenizer", "tokenizer_kind", "turn_enders"]
+__all__ = ["Pretokenizer", "listed", "pretokenizer", "pretokenizer_names", "tokenizer_kind", "turn_enders"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ def pretokenizer(name: str, *, where: str) -> Pretokenizer:
     return Pretokenizer(
         tuple(pattern["splits"]), bool(pattern.get("ignore_merges", False)), bool(pattern.get("add_bos", False))
     )
+
+
+def pretokenizer_names() -> list[str]:
+    """The names that ``tokenizer.ggml.pre`` may have."""
+    return sorted(_table("pretokenizers.toml")["names"])
 
 
 def turn_enders() -> frozenset[str]:
