@@ -6,6 +6,10 @@ divisors); proportional (only the first share of the frequencies turns).
 
 `dynamic` and `longrope` depend on how long the sequence may become. That length is fixed when a sequence starts, so neither
 chunking nor batching can change an answer.
+
+At position 100 000 the last bit of a frequency moves the angle by up to 0.006, so bits matter: every step is rounded to float32
+where the frameworks that models are trained with round it, and powers are the float32 nearest to the true value. (Their
+vectorised powers miss that by one unit in about one frequency of a hundred, which ones depends on the processor.)
 """
 
 from __future__ import annotations
@@ -31,17 +35,10 @@ def rope_length(params: Mapping[str, Any], length: int) -> int:
 
 def frequencies(params: Mapping[str, Any], length: int) -> tuple[np.ndarray, float]:
     """(inverse frequencies, float32 [dim / 2]; factor on cos and sin) for a sequence that may reach `length` tokens."""
-    dim, theta = params["dim"], float(params["theta"])
+    dim, kind = params["dim"], params["kind"]
     scaling: Mapping[str, Any] = params["scaling"] or {}
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    kind = params["kind"]
-    if kind == "dynamic":
-        limit = params["max_positions"]
-        factor = _number(scaling, "factor")
-        theta *= (factor * max(length, limit) / limit - (factor - 1)) ** (dim / (dim - 2))
-    elif kind == "ntk_alpha":
-        theta *= _number(scaling, "alpha") ** (dim / (dim - 2))
-    powers = np.power(theta, exponent.astype(np.float64)).astype(np.float32)
+    powers = _power(_base(params, scaling, length), exponent)
     inverse = np.float32(1) / powers
     attention = 1.0
     if kind == "linear":
@@ -62,9 +59,31 @@ def frequencies(params: Mapping[str, Any], length: int) -> tuple[np.ndarray, flo
     return inverse.astype(np.float32), attention
 
 
+def _power(base: Any, exponent: Any) -> np.ndarray:
+    """The float32 `base` to `exponent`, in double precision, rounded to float32 once."""
+    return np.asarray(np.power(np.float64(np.float32(base)), np.asarray(exponent, np.float64)), np.float32)
+
+
+def _base(params: Mapping[str, Any], scaling: Mapping[str, Any], length: int) -> float:
+    """theta, or the greater base that `dynamic` and `ntk_alpha` put in its place."""
+    dim, kind, theta = params["dim"], params["kind"], _number(params, "theta")
+    if kind not in ("dynamic", "ntk_alpha"):
+        return theta
+    if dim <= 2:
+        raise SpecError(
+            f"rope scaling '{kind}' needs more than 2 rotary dimensions", where="config", fix="check rope.dim"
+        )
+    if kind == "ntk_alpha":
+        return float(theta * _number(scaling, "alpha") ** (dim / (dim - 2)))
+    limit, factor = _number(params, "max_positions"), _number(scaling, "factor")
+    if length <= limit:
+        return theta
+    stretch = np.float32(factor) * np.float32(length) / np.float32(limit) - np.float32(factor - 1)
+    return float(np.float32(theta) * _power(stretch, dim / (dim - 2)))
+
+
 def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = scaling.get(key)
-    value = default if value is None else value
+    value = scaling.get(key) or default
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         raise SpecError(
             f"rope scaling needs a positive '{key}', it is {value!r}", where="config", fix=f"give {key} in rope_scaling"
@@ -97,12 +116,18 @@ def _original(params: Mapping[str, Any]) -> int:
 def _bands(inverse: np.ndarray, scaling: Mapping[str, Any], original: int) -> np.ndarray:
     factor = np.float32(_number(scaling, "factor"))
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
-    wavelength = np.float32(2 * math.pi) / inverse
-    scaled = np.where(wavelength > original / low, inverse / factor, inverse)
-    smooth = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
-    blended = (1 - smooth) * scaled / factor + smooth * scaled
-    between = ~(wavelength < original / high) & ~(wavelength > original / low)
-    return np.where(between, blended, scaled)
+    if high < low:
+        raise SpecError(
+            f"high_freq_factor {high} must not be less than low_freq_factor {low}", where="config", fix="check them"
+        )
+    one = np.float32(1)
+    band = np.float32(high - low) or one  # equal: one step, without a blend
+    wavelength = one / inverse * np.float32(2 * math.pi)
+    long = wavelength > np.float32(original / low)
+    scaled = np.where(long, inverse / factor, inverse)
+    smooth = (one / wavelength * np.float32(original) - np.float32(low)) / band
+    blended = (one - smooth) * scaled / factor + smooth * scaled
+    return np.where(~long & ~(wavelength < np.float32(original / high)), blended, scaled)
 
 
 def _mscale(factor: float, m: float = 1.0) -> float:
@@ -111,23 +136,25 @@ def _mscale(factor: float, m: float = 1.0) -> float:
 
 def _yarn(powers: np.ndarray, params: Mapping[str, Any], scaling: Mapping[str, Any]) -> tuple[np.ndarray, float]:
     dim, base, original = params["dim"], float(params["theta"]), _original(params)
-    factor = scaling.get("factor") or (params["max_positions"] or original) / original
-    m, m_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    attention = scaling.get("attention_factor")
-    if attention is None:
-        attention = _mscale(factor, m) / _mscale(factor, m_all) if m and m_all else _mscale(factor)
+    factor = _number(scaling, "factor", (params["max_positions"] or original) / original)
+    attention = _mscale(factor)
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        attention = _mscale(factor, _number(scaling, "mscale")) / _mscale(factor, _number(scaling, "mscale_all_dim"))
+    attention = _number(scaling, "attention_factor", attention)
+    if base <= 1:
+        raise SpecError(f"yarn needs a theta greater than 1, it is {base}", where="config", fix="check rope_theta")
 
     def turns(rotations: float) -> float:
-        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+        return float(dim) * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = turns(scaling.get("beta_fast") or 32), turns(scaling.get("beta_slow") or 1)
+    low, high = turns(_number(scaling, "beta_fast", 32)), turns(_number(scaling, "beta_slow", 1))
     if scaling.get("truncate", params["truncate"]):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     high += 0.001 if low == high else 0
     ramp = np.clip((np.arange(dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
     keep = 1 - ramp
-    return (1 / (np.float32(factor) * powers)) * (1 - keep) + (1 / powers) * keep, float(attention)
+    return (1 / (np.float32(factor) * powers)) * (1 - keep) + (1 / powers) * keep, attention
 
 
 def _longrope(
@@ -136,8 +163,8 @@ def _longrope(
     original = _original(params)
     long = length > original
     factors = _list(scaling, "long_factor" if long else "short_factor", params["dim"] // 2)
-    attention = scaling.get("long_mscale" if long else "short_mscale") or scaling.get("attention_factor")
-    if attention is None:
-        factor = scaling.get("factor") or (params["max_positions"] or original) / original
-        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return 1 / (factors * powers), float(attention)
+    factor = _number(scaling, "factor", (params["max_positions"] or original) / original)
+    attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    attention = _number(scaling, "attention_factor", attention)
+    attention = _number(scaling, "long_mscale" if long else "short_mscale", attention)
+    return 1 / (factors * powers), attention
