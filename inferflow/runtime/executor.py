@@ -49,7 +49,7 @@ class ReferenceExecutor:
             "norm": lambda n, x: ref.norm(x, self.weight(n, "weight"), self.weight(n, "bias"), n.params),
             "param": lambda n: self.weight(n, "value"),
             "act": lambda n, x: ref.ACTIVATION[n.params["kind"]](x),
-            "xielu": lambda n, x, *alphas: ref.xielu(x, *(alphas or self.alphas(n)), n.params["beta"], n.params["eps"]),
+            "xielu": self.xielu,
             "binary": self.binary,
             "clamp": lambda n, x: np.clip(x, -n.params["limit"], n.params["limit"]),
             "softcap": lambda n, x: np.float32(n.params["cap"]) * np.tanh(x / np.float32(n.params["cap"])),
@@ -100,8 +100,9 @@ class ReferenceExecutor:
         assert table is not None
         return table[ids + node.params["offset"]]
 
-    def alphas(self, node: Node) -> list[Array]:
-        return [np.asarray([node.params[name]], np.float32) for name in ("alpha_p", "alpha_n")]
+    def xielu(self, node: Node, x: Array, *alphas: Array) -> Array:
+        p, n = alphas or (np.float32(node.params[name]) for name in ("alpha_p", "alpha_n"))
+        return ref.xielu(x, np.asarray(p), np.asarray(n), node.params["beta"], node.params["eps"])
 
     def linear(self, node: Node, x: Array, ids: Array | None = None) -> Array:
         w, b = self.weight(node, "weight"), self.weight(node, "bias")
