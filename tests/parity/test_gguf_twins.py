@@ -23,8 +23,10 @@ from .oracle import oracle
 from .table import ROWS
 from .twins import (
     EXPERTS,
+    HEAD_NORMS,
     Config,
     Twin,
+    alphas,
     band_factors,
     convert,
     halves,
@@ -157,6 +159,21 @@ def longrope(c: Config) -> dict[str, Any]:
     )
 
 
+def raised_base(c: Config) -> dict[str, Any]:
+    rope = c["rope_parameters"]
+    return {"rope_freq_base": rope["rope_theta"] * rope["alpha"] ** (c["head_dim"] / (c["head_dim"] - 2))}
+
+
+def xielu(c: Config) -> dict[str, Any]:
+    n = c["num_hidden_layers"]
+    return {
+        "xielu_alpha_p": c["alpha_p"],
+        "xielu_alpha_n": c["alpha_n"],
+        "xielu_beta": [0.5] * n,
+        "xielu_eps": [-1e-6] * n,
+    }
+
+
 def neox(c: Config) -> dict[str, Any]:
     return rotary_share(c) | {"parallel_residual": c["use_parallel_residual"]}
 
@@ -185,6 +202,20 @@ TWINS = [
     Twin("phi3", "phi3", (), lambda c: window(c) | rotary_share(c)),
     Twin("phi3-long-factors", "phi3", (long_factors,), longrope),
     Twin("smollm3", "smollm3", (permuted,)),
+    Twin("arcee", "arcee", (permuted,)),
+    Twin("seed_oss-biases", "seed_oss"),
+    Twin("exaone4-full", "exaone4"),
+    Twin("hunyuan", "hunyuan-dense"),
+    Twin("hunyuan-alpha", "hunyuan-dense", (), raised_base),
+    Twin("ernie4_5", "ernie4_5"),
+    Twin("glm", "chatglm", (), rotary_share),
+    Twin("apertus", "apertus", (alphas, band_factors), xielu),
+    Twin("starcoder2", "starcoder2", (), window),
+    Twin("stablelm", "stablelm", (), rotary_share),
+    Twin("stablelm-qk-norm", "stablelm", (HEAD_NORMS,), rotary_share),
+    Twin("phi", "phi2", (), rotary_share),
+    Twin("nemotron", "nemotron", (one_added,), rotary_share),
+    Twin("gpt_bigcode", "starcoder", (BARE,), gpt2),
     Twin("granite", "granite", (permuted,), granite),
     Twin("granitemoe", "granitemoe", (permuted, halves), granite),
     Twin("olmo", "olmo", (permuted,), lambda c: {"clamp_kqv": c["clip_qkv"], "layer_norm_eps": 1e-5}),

@@ -273,3 +273,11 @@ def halves(name: str, a: np.ndarray, c: Config) -> Pairs:
             yield f"blk.{layer[1]}.ffn_{part}_{role}.weight", piece
     else:
         yield name, a
+
+
+def alphas(tensors: Tensors, c: Config) -> Tensors:
+    """The learned alphas of an activation, as lists for the metadata."""
+    layers = range(c["num_hidden_layers"])
+    for key in ("alpha_p", "alpha_n"):
+        c[key] = [float(tensors[f"model.layers.{i}.mlp.act_fn.{key}"].item()) for i in layers]
+    return without("act_fn")(tensors, c)
