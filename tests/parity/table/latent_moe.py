@@ -48,6 +48,8 @@ SINKS = {
 SINKS = {**SINKS, "num_hidden_layers": 4, "swiglu_limit": 0.6}
 NARROW = {**YARN, "beta_fast": 1.0, "beta_slow": 0.2, "truncate": False}  # the band's ends fall between two channels
 UNROUNDED = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, **NARROW}}
+ONE_STEP = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 16.0, "original_max_position_embeddings": 16}
+ONE_STEP = {**ONE_STEP, "low_freq_factor": 1.0, "high_freq_factor": 1.0}  # as Scout has it: no band between
 CHUNKS = {
     **SMALL,
     "head_dim": 12,
@@ -174,6 +176,7 @@ ROWS = [
         rewrite=in_four_bits,
     ),
     Row("llama4", "llama4_text", CHUNKS),
+    Row("llama4-one-step", "llama4_text", {**CHUNKS, "rope_parameters": ONE_STEP}),
     Row("llama4-interleaved", "llama4_text", {**CHUNKS, "interleave_moe_layer_step": 2, "num_experts_per_tok": 2}),
     Row(
         "llama4-bare",
