@@ -60,7 +60,7 @@ def test_stop_strings_cut_the_text(llm: LLM) -> None:
 def test_leaving_a_stream_frees_its_blocks(llm: LLM) -> None:
     stream = llm.stream("Hello", max_tokens=50)
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert len(llm._engine.pool.free) == llm._engine.pool.blocks
     assert llm.generate("The capital of France is", max_tokens=1).text == " Paris"
 
@@ -105,7 +105,7 @@ def test_bad_arguments(tiny: LLM, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="not both"):
         tiny.generate([[3]], SamplingParams(), top_k=1)
     with pytest.raises(ArgumentError, match="ints"):
-        tiny.generate([["a"]])  # type: ignore[list-item]
+        tiny.generate([["a"]])
     with pytest.raises(ArgumentError, match="no engine"):
         LLM(tiny.path, engine="magic")
     with pytest.raises(CheckpointError):

@@ -82,7 +82,7 @@ def test_abort_is_idempotent_and_returns_the_blocks(model: Model) -> None:
 def test_what_can_never_run_is_refused(model: Model, ids: list[int], params: dict[str, int], word: str) -> None:
     e = engine(model)
     with pytest.raises(ArgumentError, match=word) as caught:
-        e.add(ids, SamplingParams(**params))  # type: ignore[arg-type]
+        e.add(ids, SamplingParams(**params))
     assert caught.value.fix
     list(e.run())
     assert e.add([3], SamplingParams(max_tokens=1)).finish is None
@@ -123,7 +123,7 @@ def test_block_pool_never_gives_twice() -> None:
 )  # fmt: skip
 def test_sampling_parameters_out_of_range(name: str, value: object) -> None:
     with pytest.raises(ArgumentError) as caught:
-        SamplingParams(**{name: value})  # type: ignore[arg-type]
+        SamplingParams(**{name: value})
     assert caught.value.where == name
     assert caught.value.fix
 

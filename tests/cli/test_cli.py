@@ -1,0 +1,203 @@
+"""The shell surface, command by command: what goes to stdout, what to stderr, and the exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inferflow.cli.main import main
+from inferflow.spec.library import list_specs
+from tests.tiny import CONFIG, tensors, write
+
+
+@dataclass
+class Result:
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs ``inferflow ARGS``, with bytes on stdin."""
+
+    def call(*args: str, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as done:
+            main(list(args))
+        seen = capsys.readouterr()
+        assert "Traceback" not in seen.err
+        return Result(int(done.value.code or 0), seen.out, seen.err)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("tiny"))
+
+
+def test_generate_streams_text(run: Run, smollm2_path: Path) -> None:
+    asked = run("generate", "What is the capital of France?", "-m", str(smollm2_path))
+    assert (asked.status, asked.out, asked.err) == (0, "The capital of France is Paris.\n", "")
+    raw = run("generate", "The capital of France is", "--raw", "-n", "1", "-m", str(smollm2_path), "--stats")
+    assert raw.out == " Paris\n"
+    assert "5 + 1 tokens" in raw.err
+    piped = run("generate", "--raw", "-n", "1", "-m", str(smollm2_path), stdin=b"The capital of France is")
+    assert piped.out == " Paris\n"
+
+
+def test_generate_for_machines(run: Run, smollm2_path: Path) -> None:
+    args = ["-m", str(smollm2_path), "--json", "-n", "6", "--temperature", "0.9", "--top-k", "40", "--top-p", "0.9"]
+    result = run(
+        "generate", "Tell me a story", *args, "--min-p", "0.01", "--seed", "3", "--system", "Be brief.", "--ignore-eos"
+    )
+    report = json.loads(result.out)
+    assert report["tokens"] == len(report["ids"]) == 6
+    assert (report["finish"], report["spec"], report["chat"]) == ("length", "llama", True)
+    assert set(report["timings"]) == {"first_token_s", "total_s", "decode_tokens_per_s"}
+    again = run(
+        "generate", "Tell me a story", *args, "--min-p", "0.01", "--seed", "3", "--system", "Be brief.", "--ignore-eos"
+    )
+    assert json.loads(again.out)["ids"] == report["ids"]
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        (["generate", "x", "--temperature", "-1"], 2, "temperature"),
+        (["generate", "x", "-n", "0"], 2, "0 is not in the range"),
+        (["generate", "x", "--stop", ""], 2, "stop"),
+        (["generate"], 2, "stdin is empty"),
+        (["generate", "x", "-m", "/no/such/model"], 1, "there is no such model"),
+        (["generate", "x", "--spec", "lama"], 1, "did you mean 'llama'"),
+        (["generate", "x", "--nonsense"], 2, "No such option"),
+        (["frobnicate"], 2, "No such command"),
+        (["spec", "show", "nope"], 1, "there is no spec called 'nope'"),
+        (["spec", "check", "missing.toml"], 1, "there is no such file"),
+        (["spec", "new", "--like", "lama"], 1, "did you mean 'llama'"),
+        (["pull", "pypi:../evil"], 1, "pypi:"),
+    ],
+)
+def test_refusals(run: Run, tiny: Path, args: list[str], status: int, words: str) -> None:
+    if args[0] in ("generate", "spec") and "-m" not in args and args[:2] != ["spec", "new"]:
+        args = [*args, "-m", str(tiny)]
+    result = run(*args)
+    assert result.status == status
+    assert words in result.err + result.out
+
+
+def test_generate_without_a_tokenizer_says_so(run: Run, tiny: Path) -> None:
+    result = run("generate", "hello", "-m", str(tiny))
+    assert result.status == 1
+    assert "no tokenizer" in result.err
+
+
+def test_info(run: Run, tiny: Path, smollm2_path: Path) -> None:
+    report = json.loads(run("info", str(smollm2_path), "--json", "--tensors").out)
+    assert (report["format"], report["spec"], report["layers"], report["vocab"]) == ("gguf", "llama", 30, 49152)
+    assert report["parameters"] == 134515008
+    assert len(report["tensors"]) == 272
+    assert report["tokenizer"]["eos"]
+    people = run("info", "-m", str(tiny)).out
+    assert "safetensors" in people
+    assert str(sum(w.size for w in tensors().values())) in people.replace(",", "")
+
+
+def test_spec_list_and_show(run: Run, tiny: Path) -> None:
+    listed = run("spec", "list").out
+    rows = json.loads(run("spec", "list", "--json").out)
+    assert {row["spec"] for row in rows} <= set(list_specs())
+    assert all(row["spec"] in listed for row in rows)
+    shown = run("spec", "show", "-m", str(tiny), "--layer", "1").out
+    assert "layers.1.attn.attn_q [tokens, heads*head_dim=32] = linear" in shown
+    assert "layers.0" not in shown.replace("layers.0.x", "")
+    assert "layers.0.attn_norm" in run("spec", "show", "-m", str(tiny), "--all").out
+    assert run("spec", "show", "-m", str(tiny), "--mermaid").out.startswith("flowchart TD")
+    by_config = run("spec", "show", "llama", "--config", str(tiny / "config.json"), "--layer", "1")
+    assert by_config.out == shown
+    assert run("spec", "show", "-m", str(tiny), "--layer", "2").status == 2
+
+
+def test_spec_check_finds_everything(run: Run, tiny: Path, tmp_path: Path) -> None:
+    assert run("spec", "check", "llama", "-m", str(tiny)).status == 0
+    bad = tmp_path / "bad.toml"
+    bad.write_text('extends = "llama"\n\n[tensors.layers]\nattn_q = "model.layers.{i}.self_attn.qproj"\n')
+    result = run("spec", "check", str(bad), "-m", str(tiny))
+    assert result.status == 1
+    assert result.out.count("has no tensor in the file") == 2
+    assert "did you mean 'model.layers.0.self_attn.q_proj.weight'?" in result.out
+    assert result.out.count("is used by no part of the spec") == 2
+    report = json.loads(run("spec", "check", str(bad), "-m", str(tiny), "--json").out)
+    assert (report["ok"], len(report["problems"])) == (False, 4)
+    typo = tmp_path / "typo.toml"
+    typo.write_text('extends = "llama"\n\n[layers.attn]\nwindw = 4\n')
+    result = run("spec", "check", str(typo), "-m", str(tiny))
+    assert f"{typo}:4:9" in result.out
+    assert "did you mean 'window'?" in result.out
+
+
+def test_spec_new_writes_a_file_that_works(run: Run, tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    assert run("spec", "new", "--like", "llama", "-m", str(tiny), "-o", str(file)).status == 0
+    assert run("spec", "check", str(file), "-m", str(tiny)).status == 0
+    assert run("spec", "new", "--like", "llama", "-o", str(file)).status == 2
+    for name in list_specs():
+        assert f'extends = "{name}"' in run("spec", "new", "--like", name).out
+
+
+def test_every_comment_of_a_new_spec_can_be_uncommented(run: Run, tiny: Path, tmp_path: Path) -> None:
+    text = run("spec", "new", "--like", "llama", "-m", str(tiny)).out
+    head, _, rest = text.partition("\n# [model]")
+    opened = head + "\n[model]" + "\n".join(line.removeprefix("# ") for line in rest.split("\n"))
+    file = tmp_path / "open.toml"
+    file.write_text(opened)
+    assert run("spec", "check", str(file), "-m", str(tiny)).out.startswith(str(file))
+
+
+def test_spec_verify_agrees_and_can_disagree(run: Run, tmp_path: Path) -> None:
+    folder = write(tmp_path / "model")
+    result = run("spec", "verify", "-m", str(folder))
+    assert result.status == 0
+    assert result.out.startswith("agree: greatest difference")
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text('extends = "llama"\n\n[layers.attn.rope]\npairing = "inter"\n')
+    result = run("spec", "verify", "-m", str(folder), "--spec", str(wrong), "--json")
+    assert result.status == 1
+    assert json.loads(result.out)["max_difference"] > 1e-3
+
+
+def test_a_closed_pipe_is_no_error(smollm2_path: Path) -> None:
+    command = f"{sys.executable} -m inferflow.cli info {smollm2_path} --tensors | head -n 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("path")
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_help_is_quick_and_complete(run: Run) -> None:
+    text = run("--help").out
+    for command in ("generate", "info", "pull", "spec"):
+        assert command in text
+        assert "Usage" in run(command, "--help").out
+
+
+def test_a_warning_reaches_the_user(run: Run, tmp_path: Path) -> None:
+    weights = tensors()
+    folder = write(tmp_path, {**CONFIG, "tie_word_embeddings": True}, weights)
+    assert "lm_head.weight" in run("info", str(folder)).out
+    weights["extra.weight"] = np.zeros(3, np.float32)
+    result = run("info", str(write(tmp_path / "b", CONFIG, weights)))
+    assert result.status == 1
+    assert "extra.weight" in result.err
