@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.numpy import load_file, save_file
 
-from .row import SMALL, Row
+from .row import SMALL, Row, sparse
 
 GPT: dict[str, Any] = {
     "vocab_size": 101,
@@ -55,30 +58,77 @@ def learned(model: Any) -> None:
     model.lm_head.register_forward_hook(lambda module, args, out: out * model.config.logit_scale)
 
 
+def as_published(folder: Path) -> None:
+    """Sizes only in config.json; tensors without the prefix, and with the masks that were once saved."""
+    sparse()(folder)
+    path = folder / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): array for name, array in load_file(path).items()}
+    masks = {
+        f"h.{i}.attn.{kind}": np.ones((1, 1, 8, 8), np.float32) for i in range(3) for kind in ("bias", "masked_bias")
+    }
+    save_file({**tensors, **masks}, path)
+
+
 ROWS = [
     Row("gpt2", "gpt2", GPT),
     Row("gpt2-untied-inner", "gpt2", {**GPT, "n_head": 4, "n_inner": 60, "tie_word_embeddings": False, "n_layer": 4}),
     Row("gpt2-inverse-layer", "gpt2", {**GPT, "scale_attn_by_inverse_layer_idx": True, "layer_norm_epsilon": 0.1}),
     Row("gpt2-unscaled", "gpt2", {**GPT, "scale_attn_weights": False, "activation_function": "gelu"}, scale=0.7),
+    Row("gpt2-as-published", "gpt2", GPT, rewrite=as_published),
     Row("gpt_bigcode", "gpt_bigcode", GPT),
-    Row("gpt_bigcode-mha", "gpt_bigcode", {**GPT, "multi_query": False, "n_inner": 60, "tie_word_embeddings": False}),
+    Row("gpt_bigcode-sparse", "gpt_bigcode", {**GPT, "n_head": 4}, rewrite=sparse()),
+    Row(
+        "gpt_bigcode-mha",
+        "gpt_bigcode",
+        {**GPT, "multi_query": False, "n_inner": 60, "tie_word_embeddings": False, "activation_function": "relu"},
+    ),
     Row("gpt_neo", "gpt_neo", NEO, scale=0.7),
     Row("gpt_neo-untied", "gpt_neo", {**NEO, "intermediate_size": 60, "tie_word_embeddings": False}, scale=0.7),
-    Row("gpt_neox", "gpt_neox", {**MHA, "rotary_pct": 0.25}),
-    Row("gpt_neox-sequential", "gpt_neox", {**MHA, "use_parallel_residual": False, "rotary_pct": 1.0}),
     Row(
-        "gpt_neox-bare", "gpt_neox", {**MHA, "attention_bias": False, "hidden_act": "gelu_fast", "rotary_emb_base": 500}
+        "gpt_neo-sparse",
+        "gpt_neo",
+        NEO,
+        scale=0.7,
+        rewrite=sparse(window_size=8, attention_types=NEO["attention_types"]),
+    ),
+    Row("gpt_neox", "gpt_neox", {**MHA, "rotary_pct": 0.25}),
+    Row(
+        "gpt_neox-sequential",
+        "gpt_neox",
+        {**MHA, "use_parallel_residual": False, "rotary_pct": 1.0, "rotary_emb_base": 500},
+    ),
+    Row(
+        "gpt_neox-bare", "gpt_neox", {**MHA, "attention_bias": False, "hidden_act": "gelu_fast", "layer_norm_eps": 0.1}
     ),
     Row(
         "gpt_neox-linear", "gpt_neox", {**MHA, "rope_scaling": linear(), "tie_word_embeddings": True, "rotary_pct": 0.5}
     ),
+    Row("gpt_neox-sparse", "gpt_neox", MHA, rewrite=sparse()),
+    Row(
+        "gpt_neox-before",
+        "gpt_neox",
+        {**MHA, "rotary_pct": 0.5, "rotary_emb_base": 500},
+        rewrite=sparse(rotary_pct=0.5, rotary_emb_base=500, rope_scaling=None),
+    ),
+    Row("gptj-sparse", "gptj", {**GPT, "rotary_dim": 4}, rewrite=sparse(rotary_dim=4)),
     Row("gptj", "gptj", {**GPT, "rotary_dim": 4}),
-    Row("gptj-whole", "gptj", {**GPT, "n_head": 4, "rotary_dim": 12, "n_inner": 60, "n_layer": 4}),
+    Row(
+        "gptj-whole",
+        "gptj",
+        {**GPT, "n_head": 4, "rotary_dim": 12, "n_inner": 60, "activation_function": "relu", "layer_norm_epsilon": 0.1},
+    ),
     Row("falcon-7b", "falcon", FALCON),
     Row(
         "falcon-7b-untied-biases",
         "falcon",
         {**FALCON, "bias": True, "tie_word_embeddings": False, "ffn_hidden_size": 60},
+    ),
+    Row("falcon-sparse", "falcon", FALCON, rewrite=sparse("hidden_size", n_embed=48)),
+    Row(
+        "falcon-sparse-40b",
+        "falcon",
+        {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
+        rewrite=sparse(new_decoder_architecture=True, num_kv_heads=2),
     ),
     Row("falcon-40b", "falcon", {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "rope_theta": 500.0}),
     Row(
@@ -89,13 +139,21 @@ ROWS = [
     Row(
         "falcon-sequential",
         "falcon",
-        {**FALCON, "parallel_attn": False, "multi_query": False, "rope_scaling": linear()},
+        {
+            **FALCON,
+            "parallel_attn": False,
+            "multi_query": False,
+            "rope_scaling": linear(),
+            "activation": "relu",
+            "layer_norm_epsilon": 0.1,
+        },
     ),
     Row("falcon-rw", "falcon", RW, adjust=sdpa),
     Row("falcon-rw-16", "falcon", {**RW, "hidden_size": 64, "num_attention_heads": 16}, prompt=100, adjust=sdpa),
     Row("falcon-alibi-mqa", "falcon", {**FALCON, "alibi": True, "num_attention_heads": 12}, adjust=sdpa),
     Row("mpt", "mpt", {**MPT, "n_heads": 8}),
     Row("mpt-six-heads", "mpt", {**MPT, "attn_config": {"clip_qkv": 0.7, "softmax_scale": 0.6}}),
+    Row("mpt-sparse", "mpt", MPT, rewrite=sparse()),
     Row("mpt-untied", "mpt", {**MPT, "n_heads": 12, "tie_word_embeddings": False, "layer_norm_epsilon": 0.1}),
     Row(
         "mpt-learned-positions",
@@ -105,8 +163,14 @@ ROWS = [
     ),
     Row("bloom", "bloom", {**BLOOM, "n_head": 8}),
     Row("bloom-twelve-heads", "bloom", {**BLOOM, "n_head": 12, "tie_word_embeddings": False}),
-    Row("bloom-residual-of-norm", "bloom", {**BLOOM, "apply_residual_connection_post_layernorm": True}),
+    Row("bloom-sparse", "bloom", BLOOM, rewrite=sparse("hidden_size", "n_head", n_embed=48, num_attention_heads=6)),
+    Row(
+        "bloom-residual-of-norm",
+        "bloom",
+        {**BLOOM, "layer_norm_epsilon": 0.1, "apply_residual_connection_post_layernorm": True},
+    ),
     Row("opt", "opt", OPT),
+    Row("opt-sparse", "opt", OPT, rewrite=sparse()),
     Row("opt-350m", "opt", {**OPT, "word_embed_proj_dim": 20, "do_layer_norm_before": False}),
     Row(
         "opt-bare",

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .row import SMALL, Row
+from .row import SMALL, Row, sparse
 
 PHI3 = {**SMALL, "pad_token_id": 0}
 MOE = {**SMALL, "num_local_experts": 6, "attention_bias": True, "lm_head_bias": True}
@@ -60,9 +60,48 @@ ROWS = [
     Row("phi", "phi", SMALL),
     Row("phi-qk-norm", "phi", {**SMALL, "num_key_value_heads": 3, "qk_layernorm": True, "partial_rotary_factor": 0.75}),
     Row(
-        "phi-mha-linear", "phi", {**SMALL, "num_key_value_heads": None, "rope_scaling": linear(), "hidden_act": "gelu"}
+        "phi-mha-linear",
+        "phi",
+        {**SMALL, "num_key_value_heads": None, "rope_scaling": linear(), "hidden_act": "gelu", "layer_norm_eps": 0.1},
     ),
+    Row("phi-sparse", "phi", SMALL, rewrite=sparse()),
+    Row("phi-before", "phi", {**SMALL, "partial_rotary_factor": 0.75}, rewrite=sparse(partial_rotary_factor=0.75)),
     Row("phi3", "phi3", PHI3),
+    Row("phi3-sparse", "phi3", {**SMALL, "rms_norm_eps": 1e-5}, rewrite=sparse()),
+    Row(
+        "phi3-before",
+        "phi3",
+        {**SMALL, "rms_norm_eps": 0.1, "partial_rotary_factor": 0.75},
+        rewrite=sparse(partial_rotary_factor=0.75, rms_norm_eps=0.1),
+    ),
+    Row(
+        "phi3-sparse-long",
+        "phi3",
+        {**SMALL, "max_position_embeddings": 8192, "rope_scaling": longrope(original_max_position_embeddings=4096)},
+        rewrite=sparse(rope_scaling=longrope()),
+    ),
+    Row("phimoe-sparse", "phimoe", {**SMALL, "num_local_experts": 16}, rewrite=sparse()),
+    Row(
+        "phimoe-before",
+        "phimoe",
+        {**SMALL, "rope_theta": 500.0, "num_local_experts": 16, "rms_norm_eps": 0.1},
+        rewrite=sparse(rope_theta=500.0, rms_norm_eps=0.1),
+    ),
+    Row("stablelm-sparse", "stablelm", SMALL, rewrite=sparse()),
+    Row(
+        "stablelm-before",
+        "stablelm",
+        {**SMALL, "partial_rotary_factor": 0.5, "layer_norm_eps": 0.1},
+        rewrite=sparse(rope_pct=0.5, norm_eps=0.1),
+    ),
+    Row("starcoder2-sparse", "starcoder2", SMALL, rewrite=sparse()),
+    Row("nemotron-sparse", "nemotron", SMALL, rewrite=sparse()),
+    Row(
+        "nemotron-before",
+        "nemotron",
+        {**SMALL, "partial_rotary_factor": 0.75, "norm_eps": 0.1},
+        rewrite=sparse(rope_percent=0.75, norm_epsilon=0.1),
+    ),
     Row("phi3-window", "phi3", {**PHI3, "sliding_window": 8, "num_key_value_heads": None, "tie_word_embeddings": True}),
     Row("phi3-long", "phi3", long_context(32)),
     Row("phi3-short", "phi3", long_context(64)),
@@ -78,10 +117,16 @@ ROWS = [
         {**MOE, "rope_scaling": magnitudes(32), "router_jitter_noise": 0.2},
         adjust=long_factors,
     ),
-    Row("phimoe-bare", "phimoe", {**MOE, "attention_bias": False, "lm_head_bias": False, "hidden_act": "gelu"}),
+    Row(
+        "phimoe-bare",
+        "phimoe",
+        {**MOE, "attention_bias": False, "lm_head_bias": False, "hidden_act": "gelu", "rope_theta": 500.0},
+    ),
     Row("stablelm", "stablelm", SMALL),
     Row(
-        "stablelm-biases", "stablelm", {**SMALL, "use_qkv_bias": True, "tie_word_embeddings": True, "rope_theta": 500.0}
+        "stablelm-biases",
+        "stablelm",
+        {**SMALL, "use_qkv_bias": True, "tie_word_embeddings": True, "rope_theta": 500.0, "layer_norm_eps": 0.1},
     ),
     Row(
         "stablelm-12b",
@@ -91,7 +136,9 @@ ROWS = [
     Row("stablelm-qk-norm", "stablelm", {**SMALL, "qk_layernorm": True, "num_key_value_heads": 3}),
     Row("starcoder2", "starcoder2", {**SMALL, "sliding_window": 8}),
     Row(
-        "starcoder2-bare", "starcoder2", {**SMALL, "use_bias": False, "tie_word_embeddings": False, "norm_epsilon": 0.1}
+        "starcoder2-bare",
+        "starcoder2",
+        {**SMALL, "use_bias": False, "tie_word_embeddings": False, "norm_epsilon": 0.1, "hidden_act": "relu"},
     ),
     Row("nemotron", "nemotron", SMALL),
     Row(

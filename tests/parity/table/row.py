@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -24,6 +26,23 @@ class Row:
     rewrite: Any = field(default=None, compare=False)
 
 
+def sparse(*drop: str, **more: Any) -> Any:
+    """A rewrite of config.json to an early one: of what was saved only the sizes (but those in `drop`), and `more`."""
+
+    def rewrite(folder: Path) -> None:
+        path = folder / "config.json"
+        saved = json.loads(path.read_text("utf-8"))
+        kept = {key: saved[key] for key in SIZES if key in saved and key not in drop}
+        path.write_text(json.dumps({**kept, **more}), "utf-8")
+
+    return rewrite
+
+
+SIZES = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "num_layers"),
+    *("num_heads", "ffn_dim", "d_model", "n_layers", "n_heads", "max_seq_len"),
+)
 SMALL: dict[str, Any] = {
     "vocab_size": 101,
     "hidden_size": 48,
