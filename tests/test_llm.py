@@ -97,7 +97,7 @@ def test_ids_in_ids_out_without_a_tokenizer(tiny: LLM) -> None:
 
 
 def test_bad_arguments(tiny: LLM, tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="no tensor 'layers.9'"):
+    with pytest.raises(ArgumentError, match="no tensor"):
         tiny.forward([3], ["layers.9"])
     with pytest.raises(ArgumentError, match="temprature") as caught:
         tiny.generate([[3]], temprature=1)

@@ -83,7 +83,8 @@ class FlowEvaluator(Evaluator):
             return self.emit("binary", [left, right], {"kind": kind, "number": None, "swap": False})
         tensor, number = (left, right) if isinstance(left, Value) else (right, left)
         if isinstance(number, bool) or not isinstance(number, int | float):
-            raise self.fail(node, f"a tensor cannot be combined with {number!r:.40}", "give the number a fallback")
+            side = node.right if isinstance(node, ast.BinOp) and tensor is left else getattr(node, "left", node)
+            raise self.fail(node, self.describe(side, number), "a tensor is combined with tensors and numbers")
         neutral = _NEUTRAL.get(kind)
         if number == neutral and (tensor is left or kind in ("add", "mul")):
             return tensor

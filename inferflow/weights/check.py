@@ -91,13 +91,14 @@ def _expression(node: Node) -> Iterator[InferflowError]:
 
 
 def _config_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[InferflowError]:
-    """``cfg.name`` that the config lacks and that is nearly one it has. (Absent keys are None, so nothing else would say so.)"""
+    """``cfg.name`` that the config lacks and that is nearly one it has. Absent keys are None: nothing else would say so."""
     for _, node in _leaves(spec.tree, ()):
         if node.where.file != spec.files[0] or not isinstance(node, Leaf) or not isinstance(node.value, str):
             continue
-        for key in re.findall(r"\bcfg\.(\w+)", node.value):
+        keys = re.findall(r"\bcfg\.(\w+)", node.value)
+        for key in keys:
             close = difflib.get_close_matches(key, list(config), n=1, cutoff=0.85)
-            if key not in config and close and f"cfg.{close[0]}" not in node.value:
+            if key not in config and close and close[0] not in keys:
                 yield SpecError(f"the config has no '{key}'", where=str(node.where), fix=f"did you mean cfg.{close[0]}?")
 
 
@@ -135,4 +136,5 @@ def _leaves(table: Table, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 def _structural(path: tuple[str, ...]) -> bool:
     """Keys that are read as they stand, not as values."""
-    return path[0] in ("match", "gguf", "model", "norm") or path[-1] in ("block", "flow", "count", "args", "prefix", "suffix", "ignore")
+    plain_keys = ("block", "flow", "count", "args", "prefix", "suffix", "ignore")
+    return path[0] in ("match", "gguf", "model", "norm") or path[-1] in plain_keys
