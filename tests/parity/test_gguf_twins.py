@@ -31,14 +31,17 @@ from .twins import (
     convert,
     halves,
     latent,
+    levelled,
     long_factors,
     one_added,
+    parted,
     permuted,
     regrouped,
     renamed,
     rotary_share,
     transposed,
     unwoven,
+    whole_latent,
     without,
 )
 
@@ -151,6 +154,26 @@ def gpt_oss(c: Config) -> dict[str, Any]:
     return window(c) | {"expert_feed_forward_length": c["intermediate_size"]}
 
 
+def dbrx(c: Config) -> dict[str, Any]:
+    attention, experts = c["attn_config"], c["ffn_config"]
+    return {
+        "feed_forward_length": experts["ffn_hidden_size"],
+        "head_count_kv": attention["kv_n_heads"],
+        "clamp_kqv": attention["clip_qkv"],
+        "layer_norm_eps": 1e-5,
+        "expert_count": experts["moe_num_experts"],
+        "expert_used_count": experts["moe_top_k"],
+    }
+
+
+def llama4(c: Config) -> dict[str, Any]:
+    return {
+        "feed_forward_length": c["intermediate_size_mlp"],
+        "expert_feed_forward_length": c["intermediate_size"],
+        "interleave_moe_layer_step": c["interleave_moe_layer_step"],
+    }
+
+
 def longrope(c: Config) -> dict[str, Any]:
     return (
         window(c)
@@ -237,6 +260,10 @@ TWINS = [
     Twin("deepseek_v2-one-mscale", "deepseek2", DEEPSEEK, deepseek),
     Twin("deepseek_v3", "deepseek2", DEEPSEEK, deepseek),
     Twin("deepseek_v3-one-mscale", "deepseek2", DEEPSEEK, deepseek),
+    Twin("deepseek_v2-whole", "deepseek2", (EXPERTS, whole_latent), deepseek),
+    Twin("cohere-qk-norm-tied", "command-r", (), lambda c: {"logit_scale": c["logit_scale"]}),
+    Twin("dbrx", "dbrx", (levelled,), dbrx),
+    Twin("llama4-published", "llama4", (parted,), llama4),
     Twin("gpt_oss-seven", "gpt-oss", (unwoven,), gpt_oss),
 ]
 

@@ -246,6 +246,35 @@ def latent(name: str, a: np.ndarray, c: Config) -> Pairs:
 
 
 @each
+def whole_latent(name: str, a: np.ndarray, c: Config) -> Pairs:
+    """kv_b in one, as files before 2025 have it."""
+    yield re.sub(r"model\.layers\.(\d+)\.self_attn\.kv_b_proj", r"blk.\1.attn_kv_b", name), a
+
+
+@each
+def levelled(name: str, a: np.ndarray, c: Config) -> Pairs:
+    """Experts one above the other, [(e, ff), in], as stacks."""
+    if "experts.mlp." in name:
+        experts = c["ffn_config"]
+        a = a.reshape(experts["moe_num_experts"], experts["ffn_hidden_size"], -1)
+        yield name + ".weight", a.swapaxes(1, 2) if name.endswith("w2") else a
+    else:
+        yield name, a
+
+
+@each
+def parted(name: str, a: np.ndarray, c: Config) -> Pairs:
+    """Experts stored [e, in, gate ‖ up] and [e, in, out], as three stacks."""
+    if name.endswith("experts.gate_up_proj"):
+        for part, piece in zip(("gate_proj", "up_proj"), np.split(a, 2, axis=-1), strict=True):
+            yield name.replace("gate_up_proj", part) + ".weight", piece.swapaxes(1, 2)
+    elif name.endswith("experts.down_proj"):
+        yield name + ".weight", a.swapaxes(1, 2)
+    else:
+        yield name, a
+
+
+@each
 def unwoven(name: str, a: np.ndarray, c: Config) -> Pairs:
     """Experts stored [e, in, out], the rows of gate and up alternating, as two stacks."""
     if "gate_up_proj" in name:
