@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .llama_line import DEEP, FULL, LOCAL, MULTIPLIERS, SMALL, TIED, WIDE
-from .row import Row
+from .row import Row, sparse
 
 MOE = {"moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 2}
 QWEN2_MOE = {**SMALL, **MOE, "shared_expert_intermediate_size": 36}
@@ -11,6 +11,7 @@ QWEN2_MOE = {**SMALL, **MOE, "shared_expert_intermediate_size": 36}
 MIXTRAL = [
     Row("mixtral", "mixtral", {**SMALL, "num_local_experts": 4}),
     Row("mixtral-window", "mixtral", {**WIDE, "num_local_experts": 5, "num_experts_per_tok": 3, "sliding_window": 8}),
+    Row("mixtral-sparse", "mixtral", {**SMALL, "num_local_experts": 8}, rewrite=sparse()),
     Row("mixtral-tied-one", "mixtral", {**TIED, "num_local_experts": 7, "num_experts_per_tok": 1}),
 ]
 
@@ -23,6 +24,10 @@ QWEN = [
          "qkv_bias": False, "tie_word_embeddings": True}),
     Row("qwen2_moe-layer-types", "qwen2_moe",
         {**QWEN2_MOE, "sliding_window": 6, "use_sliding_window": True, "layer_types": [FULL, LOCAL, FULL]}),
+    Row("qwen2_moe-sparse", "qwen2_moe", {**QWEN2_MOE, "num_experts_per_tok": 4},
+        rewrite=sparse(num_experts=6, moe_intermediate_size=20, shared_expert_intermediate_size=36)),
+    Row("qwen3_moe-sparse", "qwen3_moe", {**SMALL, **MOE, "head_dim": 8, "num_experts": 9, "num_experts_per_tok": 8},
+        rewrite=sparse(num_experts=9, moe_intermediate_size=20)),
     Row("qwen3_moe", "qwen3_moe", {**WIDE, **MOE, "norm_topk_prob": True}),
     Row("qwen3_moe-dense-layers", "qwen3_moe",
         {**DEEP, **MOE, "head_dim": 8, "decoder_sparse_step": 2, "mlp_only_layers": [1], "attention_bias": True}),
@@ -35,6 +40,7 @@ GRANITE = [
     Row("granitemoe-tied-biases", "granitemoe", {**TIED, "num_local_experts": 3, "attention_bias": True}),
     Row("granitemoeshared", "granitemoeshared",
         {**SMALL, **MULTIPLIERS, "num_local_experts": 4, "shared_intermediate_size": 30}),
+    Row("granitemoe-sparse", "granitemoe", {**SMALL, "num_local_experts": 8}, rewrite=sparse()),
     Row("granitemoeshared-none", "granitemoeshared", {**SMALL, "num_local_experts": 4, "shared_intermediate_size": 0}),
 ]  # fmt: skip
 
