@@ -10,12 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-
 from ..errors import TextError
 from .limits import LimitError, Meter
 from .messages import checked, plain
-from .sandbox import ChatEnvironment, TemplateRefusal
 from .tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate"]
@@ -52,11 +49,19 @@ class ChatTemplate:
         self.tokens = {**(tokens or {}), **{name: text for name, text in named.items() if text is not None}}
         self.takes_parts = _TAKES_PARTS.search(source) is not None
         self._seconds = seconds
+        self._compile(source)
+
+    def _compile(self, source: str) -> None:
+        # Imported here: it takes a tenth of a start-up, and plain text needs no template.
+        from jinja2 import TemplateSyntaxError
+
+        from .sandbox import ChatEnvironment
+
         self._environment = ChatEnvironment()
         try:
-            with self._environment.metered(Meter(0, seconds)):
+            with self._environment.metered(Meter(0, self._seconds)):
                 self._template = self._environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
+        except TemplateSyntaxError as error:
             raise TextError(f"line {error.lineno}: {error.message}", where=_WHERE, fix=_FIX) from None
         except Exception as error:  # the compiler fails in many ways on hostile input
             raise TextError(f"does not compile: {_sentence(error)}", where=_WHERE, fix=_FIX) from None
@@ -98,6 +103,8 @@ class ChatTemplate:
 
     def render_plain(self, variables: Mapping[str, Any]) -> str:
         """The prompt from what `variables` returned."""
+        from .sandbox import TemplateRefusal
+
         values = {**self.tokens, **variables}
         meter = Meter(_characters(values), self._seconds)
         parts: list[str] = []

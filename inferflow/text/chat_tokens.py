@@ -18,6 +18,7 @@ from typing import Any
 
 from ..errors import TextError
 from .chat import ChatTemplate
+from .literals import Words
 from .tokenizer import Tokenizer
 
 __all__ = ["encode_chat"]
@@ -47,11 +48,11 @@ def encode_chat(
     template = template if template is not None else ChatTemplate.of(tokenizer)
     variables = template.variables(messages, add_generation_prompt, tools, extra)
     text = template.render_plain(variables)
-    trusted = _trusted(template, variables, text, tokenizer.control_texts)
+    trusted = _trusted(template, variables, text, tokenizer.control_words)
     return tokenizer.encode_spans(text, trusted, suffix=False)
 
 
-def _trusted(template: ChatTemplate, variables: dict[str, Any], text: str, control: Sequence[str]) -> list[Span]:
+def _trusted(template: ChatTemplate, variables: dict[str, Any], text: str, control: Words) -> list[Span]:
     """The parts of `text` between marks; a control token is recognised only inside one of them."""
     mark = _fresh_mark(template.source, text, variables)
     words = _words(control, variables)
@@ -85,10 +86,9 @@ def _trusted(template: ChatTemplate, variables: dict[str, Any], text: str, contr
     return _around(text, marked, mark, words)
 
 
-def _words(control: Sequence[str], variables: Mapping[str, Any]) -> re.Pattern[str]:
+def _words(control: Words, variables: Mapping[str, Any]) -> re.Pattern[str]:
     """Matches those control tokens' texts that the caller's texts hold, in any case: templates may change that."""
-    lowered = [value.lower() for value in _texts(variables)]
-    found = [word for word in control if any(word.lower() in value for value in lowered)]
+    found = sorted(control.found("\0".join(_texts(variables)).lower()), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, found)) or "(?!)", re.IGNORECASE)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import TextError
+from .literals import Words
 from .pieces import PieceDecoder
 
 __all__ = ["Backend", "Span", "Tokenizer", "Vocabulary", "load_tokenizer"]
@@ -83,10 +84,9 @@ class Tokenizer:
         return self.encode_spans(text, [(0, len(text))] if parse_special else [], add_bos=add_bos)
 
     @cached_property
-    def control_texts(self) -> list[str]:
-        """The texts of the control tokens, the longest first."""
-        texts = (self._vocabulary.tokens[token] for token in self.special_ids)
-        return sorted(filter(None, texts), key=lambda text: (-len(text), text))
+    def control_words(self) -> Words:
+        """The texts of the control tokens, in lower case."""
+        return Words(self._vocabulary.tokens[token].lower() for token in self.special_ids)
 
     def encode_spans(
         self, text: str | bytes, trusted: Sequence[Span], *, add_bos: bool | None = None, suffix: bool = True
