@@ -174,6 +174,10 @@ def llama4(c: Config) -> dict[str, Any]:
     }
 
 
+def periodic(c: Config) -> dict[str, Any]:
+    return window(c) | {"sliding_window_pattern": [kind == "sliding_attention" for kind in c["layer_types"]]}
+
+
 def longrope(c: Config) -> dict[str, Any]:
     return (
         window(c)
@@ -243,6 +247,7 @@ TWINS = [
     Twin("granitemoe", "granitemoe", (permuted, halves), granite),
     Twin("olmo", "olmo", (permuted,), lambda c: {"clamp_kqv": c["clip_qkv"], "layer_norm_eps": 1e-5}),
     Twin("olmo2", "olmo2"),
+    Twin("olmo3", "olmo2", (), periodic),
     Twin("olmoe", "olmoe", (EXPERTS,)),
     Twin("cohere", "command-r", (), lambda c: {"logit_scale": c["logit_scale"]}),
     Twin("cohere2", "cohere2", (), lambda c: {"logit_scale": c["logit_scale"], **window(c)}),

@@ -19,6 +19,16 @@ TWO_BASES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 7000.0},
 }
+FULL_YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+ONE_STRETCHED = {"sliding_attention": {"rope_type": "default", "rope_theta": 500.0}, "full_attention": FULL_YARN}
+PERIOD = {**JOINT, "num_hidden_layers": 5, "sliding_window": 8, "rope_parameters": ONE_STRETCHED}
+
+
+def bfloat16_scale(model: Any) -> None:
+    """The factor on the embeddings as it was in training."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("embed_scale"):
+            buffer.copy_(buffer.bfloat16().float())
 
 
 def as_before(remove: tuple[str, ...], **keys: Any) -> Any:
@@ -54,6 +64,7 @@ ROWS = [
     Row("gemma2-uncapped", "gemma2", {**CAPPED, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
     Row("gemma2-list", "gemma2", {**CAPPED, "layer_types": ["full_attention", "full_attention", "sliding_attention"]}),
     Row("gemma2-before", "gemma2", CAPPED, rewrite=as_before(())),
+    Row("gemma2-bfloat16", "gemma2", CAPPED, adjust=bfloat16_scale, rewrite=as_before((), dtype="bfloat16")),
     Row("gemma3", "gemma3_text", {**SEVEN, "query_pre_attn_scalar": 20}),
     Row("gemma3-two-bases", "gemma3_text", {**SEVEN, "rope_parameters": TWO_BASES, "final_logit_softcapping": 4.0}),
     Row(
@@ -77,6 +88,13 @@ ROWS = [
     ),
     Row("olmo2", "olmo2", JOINT),
     Row("olmo2-mha-biases", "olmo2", {**SMALL, "num_key_value_heads": 6, "attention_bias": True, "rope_theta": 500.0}),
+    Row("olmo3", "olmo3", PERIOD),
+    Row(
+        "olmo3-before",
+        "olmo3",
+        {**PERIOD, "num_key_value_heads": 6},
+        rewrite=as_before((), rope_theta=500.0, rope_scaling={k: v for k, v in FULL_YARN.items() if k != "rope_theta"}),
+    ),
     Row("olmoe", "olmoe", EXPERTS),
     Row("olmoe-clip-normalised", "olmoe", {**EXPERTS, "clip_qkv": 0.5, "norm_topk_prob": True, "rms_norm_eps": 1e-3}),
     Row("cohere", "cohere", PARALLEL),
