@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import InferflowError, SpecError, did_you_mean
@@ -99,7 +99,9 @@ def _config_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[Inferflo
         for key in keys:
             close = difflib.get_close_matches(key, list(config), n=1, cutoff=0.85)
             if key not in config and close and close[0] not in keys:
-                yield SpecError(f"the config has no '{key}'", where=str(node.where), fix=f"did you mean cfg.{close[0]}?")
+                yield SpecError(
+                    f"the config has no '{key}'", where=str(node.where), fix=f"did you mean cfg.{close[0]}?"
+                )
 
 
 def _attempt(parse: Any, node: Node) -> Iterator[InferflowError]:
@@ -113,16 +115,45 @@ def _attempt(parse: Any, node: Node) -> Iterator[InferflowError]:
 
 
 def _unread(spec: Spec, read: set[Where]) -> Iterator[InferflowError]:
-    """Keys of the user's own file that had no effect on this model."""
+    """Keys of the user's own file that had no effect on this model, nor would have on one with another config."""
     own = spec.files[0]
+    elsewhere = _conditional(spec, read)
     for path, node in _leaves(spec.tree, ()):
-        if node.where.file != own or node.where in read or _structural(path):
+        if node.where.file != own or node.where in read or _structural(path) or elsewhere(path):
             continue
         if path[0] == "tensors":
             reason, fix = f"no part has the role '{path[-1]}'", "remove it, or give a part that name"
         else:
             reason, fix = f"'{'.'.join(path)}' is read by nothing", "remove it, or check its name"
         yield SpecError(reason, where=str(node.where), fix=fix)
+
+
+def _conditional(spec: Spec, read: set[Where]) -> Callable[[tuple[str, ...]], bool]:
+    """Whether a key that was not read belongs to what a condition left out: a table with an ``if``; a part that no line
+    of this model called, or a `[let]` name, but that some line or expression names; a role of such a part."""
+    leaves = list(_leaves(spec.tree, ()))
+    touched = {path[:-1] for path, node in leaves if node.where in read}
+    guarded = {path[:-1] for path, node in leaves if path[-1] == "if" and node.where in read}
+    texts = [
+        node.value for path, node in leaves if path[0] not in ("tensors", "match", "gguf") and isinstance(node, Leaf)
+    ]
+    lines = [line.value if isinstance(line, Leaf) else line for text in texts for line in _listed(text)]
+    named = {word for line in lines if isinstance(line, str) for word in re.findall(r"[^\W\d]\w*", line)}
+    parts = {name for block in spec.blocks.values() if isinstance(block, Table) for name in block.table("parts")}
+
+    def elsewhere(path: tuple[str, ...]) -> bool:
+        if path[0] == "tensors":
+            return all(role.strip().partition(".")[0] in named | parts for role in path[-1].split(","))
+        if path[0] == "let":
+            return path[1] in named
+        inside = any(path[:n] in guarded for n in range(len(path)))
+        return inside or (path[:-1] not in touched and path[-2:-1] != () and path[-2] in named)
+
+    return elsewhere
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _leaves(table: Table, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Node]]:
