@@ -24,6 +24,9 @@ from ..errors import SpecError
 
 __all__ = ["frequencies", "rope_length"]
 
+LARGEST = 1e15  # of any number in a config's rope scaling: nothing overflows on the way to a base
+LARGEST_BASE = 1e30
+
 
 def rope_length(params: Mapping[str, Any], length: int) -> int:
     """`length` where the frequencies depend on it, else 0: a key to share tables by."""
@@ -38,7 +41,12 @@ def frequencies(params: Mapping[str, Any], length: int) -> tuple[np.ndarray, flo
     dim, kind = params["dim"], params["kind"]
     scaling: Mapping[str, Any] = params["scaling"] or {}
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
-    powers = _power(_base(params, scaling, length), exponent)
+    base = _base(params, scaling, length)
+    if not base < LARGEST_BASE:
+        raise SpecError(
+            f"rope scaling makes a base of {base:.3g}", where="config", fix="check rope_theta and its scaling"
+        )
+    powers = _power(base, exponent)
     inverse = np.float32(1) / powers
     attention = 1.0
     if kind == "linear":
@@ -61,7 +69,8 @@ def frequencies(params: Mapping[str, Any], length: int) -> tuple[np.ndarray, flo
 
 def _power(base: Any, exponent: Any) -> np.ndarray:
     """The float32 `base` to `exponent`, in double precision, rounded to float32 once."""
-    return np.asarray(np.power(np.float64(np.float32(base)), np.asarray(exponent, np.float64)), np.float32)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.power(np.float64(np.float32(base)), np.asarray(exponent, np.float64)), np.float32)
 
 
 def _base(params: Mapping[str, Any], scaling: Mapping[str, Any], length: int) -> float:
@@ -79,14 +88,17 @@ def _base(params: Mapping[str, Any], scaling: Mapping[str, Any], length: int) ->
     if length <= limit:
         return theta
     stretch = np.float32(factor) * np.float32(length) / np.float32(limit) - np.float32(factor - 1)
-    return float(np.float32(theta) * _power(stretch, dim / (dim - 2)))
+    with np.errstate(over="ignore"):
+        return float(np.float32(theta) * _power(stretch, dim / (dim - 2)))
 
 
 def _number(scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = scaling.get(key) or default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < LARGEST:
         raise SpecError(
-            f"rope scaling needs a positive '{key}', it is {value!r}", where="config", fix=f"give {key} in rope_scaling"
+            f"rope scaling needs a positive '{key}', it is {value!r:.40}",
+            where="config",
+            fix=f"give {key} in rope_scaling",
         )
     return float(value)
 
