@@ -201,3 +201,14 @@ def test_a_warning_reaches_the_user(run: Run, tmp_path: Path) -> None:
     result = run("info", str(write(tmp_path / "b", CONFIG, weights)))
     assert result.status == 1
     assert "extra.weight" in result.err
+
+
+def test_generating_imports_neither_torch_nor_transformers(smollm2_path: Path) -> None:
+    code = (
+        "import sys\nfrom inferflow.cli.main import main\n"
+        f"try: main(['generate', 'The capital of France is', '--raw', '-n', '1', '-m', {str(smollm2_path)!r}])\n"
+        "except SystemExit as done: assert not done.code\n"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == " Paris\n[]\n"
