@@ -14,17 +14,18 @@ from typing import Any
 
 from ..errors import GraphError, SpecError, did_you_mean
 from ..spec.document import Leaf, Node, Table, Where
-from ..spec.expression import Evaluator, Scope, column_of
+from ..spec.expression import Evaluator, Scope, column_of, show
 from ..spec.flow import Assignment, parse_flow
 from ..spec.library import Spec
 from .axes import TOKENS, Axis, Shape, joined
-from .flow_evaluator import FlowEvaluator
+from .flow_evaluator import FlowEvaluator, tensors
 from .graph import Graph, Value, Weight
 from .graph import Node as GraphNode
 from .parts import STACK_KEYS, Part, choose, part_tables, resolve_part, word_list
 from .primitives import PRIMITIVES
 from .scope import BlockScope, ModelScope, axis_factors, literal, resolve_node
 from .select import select_rows
+from .structure import structure_problems
 
 __all__ = ["Build", "build_graph"]
 
@@ -47,6 +48,7 @@ class Frame:
     suffix: str = ""
     depth: int = 0
     outer: Frame | None = None
+    used: Where | None = None  # where the outermost block was written
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,18 @@ class Builder:
         self.flows: dict[int, tuple[Assignment, ...]] = {}
         self.weights: dict[str, Weight] = {}
         self.layers = 0
+        self.steps = 0
 
     def run(self) -> Build:
+        for problem in structure_problems(self.spec):
+            raise problem
+        try:
+            return self.build()
+        except RecursionError:
+            reason, where = "names and blocks lean on one another too deeply", str(self.spec.tree.where)
+            raise SpecError(reason, where=where, fix="flatten them") from None
+
+    def build(self) -> Build:
         model = self.spec.tree.table("model")
         kind = self.spec.value("model", "kind")
         if kind != "causal-lm":
@@ -88,7 +100,9 @@ class Builder:
         frame = Frame("", self.model, part_tables(self.spec.tree))
         logits = self.flow(self.spec.tree.table("model").get("flow"), frame, model.where)
         if not isinstance(logits, Value) or len(logits.shape) != 2:
-            raise GraphError("the model's flow must end in logits [tokens, vocab]", where=str(model.where))
+            last = self.flows[id(model["flow"])][-1]
+            reason = "the model's flow must end in logits [tokens, vocab]"
+            raise GraphError(reason, where=str(last.where), fix="end it with logits = output(x)")
         inputs = {name: value.id for name, value in self.inputs.items()}
         graph = Graph(
             self.spec.name, tuple(self.values), tuple(self.nodes), MappingProxyType(inputs), logits.id,
@@ -131,6 +145,11 @@ class Builder:
                 f"blocks are nested more than {MAX_DEPTH} deep", where=str(where), fix="does a block call itself?"
             )
         lines = self.flows.get(id(node)) or self.flows.setdefault(id(node), parse_flow(node))
+        self.steps += len(lines)
+        if self.steps > MAX_NODES:
+            raise GraphError(
+                f"flows take more than {MAX_NODES} steps", where=str(where), fix="call fewer blocks in blocks"
+            )
         for line in lines:
             self.assign(line, frame)
         return frame.env[lines[-1].targets[-1]]
@@ -142,7 +161,7 @@ class Builder:
             value = evaluator.visit(line.value)
         except SpecError as error:
             if not error.where:
-                error.where = str(column_of(line.value, line.where))
+                error.where = str(column_of(line.value, line.where, line.text))
                 error.reason += f" in '{line.text}'" + (f" of {frame.path}" if frame.path else "")
             raise
         if len(line.targets) == 1:
@@ -168,9 +187,9 @@ class Builder:
                 fix = did_you_mean(key, STACK_KEYS) or f"a stack has {', '.join(STACK_KEYS)} and tables"
                 raise SpecError(f"stack '{name}' has no key '{key}'", where=str(node.where), fix=fix)
         count = resolve_node(full["count"], frame.scope)
-        if not isinstance(count, int) or not 0 < count <= MAX_LAYERS:
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_LAYERS:
             raise SpecError(
-                f"count is {count!r}", where=str(full["count"].where), fix=f"a stack has 1 to {MAX_LAYERS} layers"
+                f"count is {show(count)}", where=str(full["count"].where), fix=f"a stack has 1 to {MAX_LAYERS} layers"
             )
         names = word_list(full.get("args"), ("x",))
         self.layers += count
@@ -178,18 +197,17 @@ class Builder:
             scope = self.model.at(layer)
             inner, _ = choose(table, scope)
             path = f"{name}.{layer}"
-            env = self.bind(name, names, args, table.where)
+            env = self.bind(name, names, args)
             sub = Frame(path, scope, part_tables(inner), env, name, layer, depth=frame.depth + 1, outer=frame)
             args = [self.flow(inner.get("flow"), sub, table.where), *args[1:]]
             if isinstance(args[0], Value):
                 self.names[path] = args[0].id
         return args[0]
 
-    def bind(self, name: str, names: tuple[str, ...], args: list[Any], where: Where) -> dict[str, Any]:
+    def bind(self, name: str, names: tuple[str, ...], args: list[Any]) -> dict[str, Any]:
         if len(names) != len(args):
-            raise GraphError(
-                f"'{name}' takes {len(names)} arguments ({', '.join(names)}), it got {len(args)}", where=str(where)
-            )
+            reason = f"'{name}' takes {len(names)} arguments ({', '.join(names)}), it got {len(args)}"
+            raise GraphError(reason, fix=f"write {name}({', '.join(names)})")
         return dict(zip(names, args, strict=True))
 
     def call_part(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
@@ -210,18 +228,26 @@ class Builder:
         path = f"{frame.path}.{name}" if frame.path else name
         names = word_list(block.get("args"), ("x",))
         sub = Frame(
-            path, scope, part_tables(block.table("parts")), self.bind(name, names, args, part.where), frame.stack,
-            frame.layer, frame.prefix + prefix, suffix + frame.suffix, frame.depth + 1,
+            path, scope, part_tables(block.table("parts")), self.bind(name, names, args), frame.stack,
+            frame.layer, frame.prefix + prefix, suffix + frame.suffix, frame.depth + 1, used=frame.used or part.where,
         )  # fmt: skip
         try:
             result = self.flow(block.get("flow"), sub, block.where)
         except SpecError as error:
-            if part.where.line and part.where.file not in error.where and "used at" not in error.fix:
-                error.fix = f"{error.fix}; block '{part.block}' is used at {part.where}".lstrip("; ")
+            self.blame(error, part, block)
             raise
         if isinstance(result, Value):
             self.names[path] = result.id
         return result
+
+    def blame(self, error: SpecError, part: Part, block: Table) -> None:
+        """An error in the text of a shipped block is the doing of who uses it; one in a user's own block is there."""
+        inside = f"in block '{part.block}' at {error.where}"
+        if not part.where.line or not error.where.startswith(f"{block.where.file}:"):
+            return
+        if block.where.file != self.spec.files[0]:
+            error.fix = error.fix if "in block '" in error.fix else f"{error.fix}; {inside}".lstrip("; ")
+            error.where = str(part.where)
 
     def model_at(self, frame: Frame) -> ModelScope:
         scope: Any = frame.scope
@@ -241,13 +267,13 @@ class Builder:
         low, high = primitive.inputs
         values = [a for a in args if a is not None]
         if not low <= len(values) <= high or not all(isinstance(a, Value) for a in values):
-            reason = f"'{part.name}' ({part.block}) takes {low} to {high} tensors, it got {len(values)}"
-            raise GraphError(reason, fix="call it with tensors")
+            reason = f"'{part.name}' ({part.block}) takes {tensors(low, high)}, it got {len(values)}"
+            raise GraphError(reason, fix=primitive.doc)
         role = f"{frame.prefix}{part.name}{frame.suffix}"
         shapes = tuple(v.shape for v in values)
         primitive.infer(shapes, params)  # before the weights' shapes, for the better message
         weights = tuple(
-            self.weight(Weight(role, slot, shape, frame.stack, frame.layer), part)
+            self.weight(Weight(role, slot, shape, frame.stack, frame.layer, frame.used or part.where), part)
             for slot, shape in primitive.weights(shapes, params)
         )
         name = f"{frame.path}.{part.name}" if frame.path else part.name

@@ -12,16 +12,24 @@ from ..spec.expression import FUNCTIONS, Evaluator, column_of
 from ..spec.flow import Assignment
 from ..spec.signature import ACTIVATIONS, check_type
 from .graph import Value
-from .primitives import PRIMITIVES, UNARY
+from .primitives import PRIMITIVES, UNARY, Primitive
 from .scope import TableValue, resolve_node
 
 if TYPE_CHECKING:
     from .build import Builder, Frame
 
-__all__ = ["FlowEvaluator"]
+__all__ = ["FlowEvaluator", "tensors"]
 
 _BINARY = MappingProxyType({ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"})
 _NEUTRAL = MappingProxyType({"add": 0, "sub": 0, "mul": 1, "div": 1, "pow": 1})
+
+
+_POSITIONS = MappingProxyType({"rope": 1, "sdpa": 3})  # where the positions go among the inputs; nobody writes them
+
+
+def tensors(low: int, high: int) -> str:
+    """How many tensors something takes, in words."""
+    return f"{low} to {high} tensors" if low != high else f"{low} tensor{'s' * (low != 1)}"
 
 
 class FlowEvaluator(Evaluator):
@@ -34,7 +42,7 @@ class FlowEvaluator(Evaluator):
         self.target = f"{frame.path}.{line.targets[0]}" if frame.path else line.targets[0]
 
     def fail(self, node: ast.AST, reason: str, fix: str = "") -> SpecError:
-        where = str(self.where.shift(getattr(node, "col_offset", 0) + 1))
+        where = str(column_of(node, self.where, self.text))
         return GraphError(f"{reason} in '{self.text}'" + self.inside(), where=where, fix=fix)
 
     def inside(self) -> str:
@@ -60,12 +68,28 @@ class FlowEvaluator(Evaluator):
             )
         return bool(value)
 
-    def visit_Compare(self, node: ast.Compare) -> bool:
-        if any(isinstance(self.visit(n), Value) for n in (node.left, *node.comparators)):
+    def comparable(self, node: ast.AST, value: Any) -> Any:
+        if isinstance(value, Value):
             raise self.fail(node, "tensors cannot be compared", "conditions are settled when the model is loaded")
-        return super().visit_Compare(node)
+        return value
 
-    def negate(self, node: ast.AST, value: Any) -> Any:
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        self.no_tensor(node.value)
+        return super().visit_Attribute(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        self.no_tensor(node.value)
+        return super().visit_Subscript(node)
+
+    def no_tensor(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name) and isinstance(self.frame.env.get(node.id), Value):
+            raise self.fail(node, f"'{node.id}' is a tensor", "cut it with heads(x, n) or split(x, sizes)")
+
+    def name_fix(self, name: str) -> str:
+        known = [*self.frame.env, *self.frame.parts, *self.builder.inputs]
+        return did_you_mean(name, known) or super().name_fix(name)
+
+    def negate(self, node: ast.UnaryOp, value: Any) -> Any:
         if isinstance(value, Value):
             return self.emit("binary", [value], {"kind": "mul", "number": -1, "swap": False})
         return super().negate(node, value)
@@ -84,7 +108,7 @@ class FlowEvaluator(Evaluator):
         tensor, number = (left, right) if isinstance(left, Value) else (right, left)
         if isinstance(number, bool) or not isinstance(number, int | float):
             side = node.right if isinstance(node, ast.BinOp) and tensor is left else getattr(node, "left", node)
-            raise self.fail(node, self.describe(side, number), "a tensor is combined with tensors and numbers")
+            raise self.fail(side, self.describe(side, number), "a tensor is combined with tensors and numbers")
         neutral = _NEUTRAL.get(kind)
         if number == neutral and (tensor is left or kind in ("add", "mul")):
             return tensor
@@ -109,6 +133,12 @@ class FlowEvaluator(Evaluator):
                 raise self.fail(node, f"'{name}' is a part and takes tensors only", "give its parameters in its table")
             args = [self.visit(a) for a in node.args]
             table = owner.parts[name]
+            wrong = next(
+                (n for n, a in zip(node.args, args, strict=True) if a is not None and not isinstance(a, Value)), None
+            )
+            if wrong is not None:
+                reason = f"'{name}' takes tensors, '{ast.unparse(wrong)}' is none"
+                raise self.fail(wrong, reason, "numbers are parameters, and stand in its table")
             if "count" in table:
                 return self.builder.call_stack(name, table, args, owner)
             return self.builder.call_part(name, table, args, owner)
@@ -148,25 +178,26 @@ class FlowEvaluator(Evaluator):
         primitive = PRIMITIVES[name]
         inputs = [a for a in args if isinstance(a, Value)]
         words = list(primitive.signature)
-        given: dict[str, Any] = dict(zip(words, (a for a in args if not isinstance(a, Value)), strict=False))
+        numbers = [a for a in args if not isinstance(a, Value)]
+        if len(numbers) > len(words):
+            raise self.fail(node, f"{name} got {len(numbers)} parameters", f"it has {', '.join(words) or 'none'}")
+        given: dict[str, Any] = dict(zip(words, numbers, strict=False))
         for keyword in node.keywords:
             value = self.visit(keyword.value)
             if keyword.arg is None:
                 given.update(self.spread(node, keyword, value, words, name))
-            elif isinstance(value, Value) or (keyword.arg in primitive.optional and value is None):
+            elif keyword.arg in primitive.optional and (value is None or isinstance(value, Value)):
                 inputs.extend([value] if value is not None else [])
             elif keyword.arg in words:
                 given[keyword.arg] = value
             else:
                 fix = did_you_mean(keyword.arg, words) or f"it has {', '.join(words)}"
                 raise self.fail(node, f"{name} has no parameter '{keyword.arg}'", fix)
+        self.count_inputs(node, primitive, len(inputs))
         if primitive.vanishes and given.get(words[0]) is None:
             return inputs[0]
-        if name in ("rope", "sdpa"):
-            inputs.insert(1 if name == "rope" else 3, self.builder.inputs["positions"])
-        low, high = primitive.inputs
-        if not low <= len(inputs) <= high:
-            raise self.fail(node, f"{name} takes {low} to {high} tensors, it got {len(inputs)}")
+        if name in _POSITIONS:
+            inputs.insert(_POSITIONS[name], self.builder.inputs["positions"])
         params = {}
         for word, parameter in primitive.signature.items():
             value = given.get(word)
@@ -174,8 +205,14 @@ class FlowEvaluator(Evaluator):
                 value = Evaluator(self.scope, parameter.where, parameter.default_text).visit(parameter.default)
             elif value is None:
                 raise self.fail(node, f"{name} needs '{word}'", f"give {word}")
-            params[word] = check_type(parameter, value, column_of(node, self.where))
+            params[word] = check_type(parameter, value, column_of(node, self.where, self.text))
         return self.emit(name, inputs, params)
+
+    def count_inputs(self, node: ast.AST, primitive: Primitive, got: int) -> None:
+        implied = primitive.name in _POSITIONS
+        low, high = (n - implied for n in primitive.inputs)
+        if not low <= got <= high:
+            raise self.fail(node, f"{primitive.name} takes {tensors(low, high)}, it got {got}", primitive.doc)
 
     def spread(self, node: ast.Call, keyword: ast.keyword, value: Any, words: list[str], name: str) -> dict[str, Any]:
         if not isinstance(value, TableValue):
@@ -185,5 +222,7 @@ class FlowEvaluator(Evaluator):
             if key not in words:
                 fix = did_you_mean(key, words) or f"it has {', '.join(words)}"
                 raise SpecError(f"{name} has no parameter '{key}'", where=str(item.where), fix=fix)
-            out[key] = resolve_node(item, value.scope, PRIMITIVES[name].signature[key])
+            parameter = PRIMITIVES[name].signature[key]
+            given = resolve_node(item, value.scope, parameter)
+            out[key] = None if given is None else check_type(parameter, given, item.where)
         return out

@@ -7,10 +7,11 @@ Graph to Graph, and a flat native program is written from its nodes in order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from .axes import Axis, Shape
+from ..spec.document import Where
+from .axes import Axis, Shape, show
 
 __all__ = ["Graph", "Node", "Value", "Weight"]
 
@@ -26,6 +27,9 @@ class Value:
     def __str__(self) -> str:
         return self.name
 
+    def __repr__(self) -> str:
+        return f"tensor {self.name} {show(self.shape)}"
+
 
 @dataclass(frozen=True)
 class Weight:
@@ -39,6 +43,7 @@ class Weight:
     shape: Shape
     stack: str = ""
     layer: int = -1
+    where: Where = field(default=Where(), compare=False)  # the part of the spec that asked for it
 
     @property
     def key(self) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..errors import SpecError, did_you_mean
 from ..spec.document import Leaf, Node, Table, Where
-from ..spec.expression import Scope
+from ..spec.expression import Scope, show
 from ..spec.library import Spec, merge
 from ..spec.signature import Signature, parse_signature
 from .primitives import PRIMITIVES
@@ -58,7 +58,7 @@ def choose(table: Table, scope: Scope) -> tuple[Table, Table | None]:
     options = [name for name, sub in table.items() if isinstance(sub, Table)]
     if word not in options:
         fix = did_you_mean(str(word), options) or f"its tables are {', '.join(options) or 'none'}"
-        raise SpecError(f"choose gives {word!r}, which is no table here", where=str(node.where), fix=fix)
+        raise SpecError(f"choose gives {show(word)}, which is no table here", where=str(node.where), fix=fix)
     chosen = table.table(word)
     rest = Table({k: v for k, v in table.items() if k not in ("choose", word)}, table.where)
     return merge(rest, chosen), chosen

@@ -66,6 +66,10 @@ def count(shape: Shape) -> int:
 
 
 def embed(shapes: Shapes, p: Params) -> Shapes:
+    if len(shapes[0]) != 1:
+        raise GraphError(
+            f"an embedding takes integer ids [tokens], it got {show(shapes[0])}", fix="call it with tokens"
+        )
     return ((*shapes[0], p["dim"]),)
 
 
@@ -79,7 +83,7 @@ def linear(shapes: Shapes, p: Params) -> Shapes:
         raise GraphError("a linear part with 'experts' is called with (x, ids)", fix="write part(x, ids)")
     ids = shapes[1]
     if x[: len(ids)] != ids and x[:-1] != ids[:-1]:
-        raise GraphError(f"x {show(x)} does not go with the ids {show(ids)}")
+        raise GraphError(f"x {show(x)} does not go with the ids {show(ids)}", fix="ids are what router(…) gave for x")
     return ((*ids, p["out"]),)
 
 
@@ -109,7 +113,7 @@ def heads(shapes: Shapes, p: Params) -> Shapes:
 def merge(shapes: Shapes, p: Params) -> Shapes:
     x = shapes[0]
     if len(x) < 3:
-        raise GraphError(f"merge needs [tokens, heads, dim], it got {show(x)}")
+        raise GraphError(f"merge needs [tokens, heads, dim], it got {show(x)}", fix="heads(x, n) makes them")
     return ((*x[:-2], joined(x[-2], x[-1])),)
 
 
@@ -132,7 +136,8 @@ def concat(shapes: Shapes, p: Params) -> Shapes:
 def outer(shapes: Shapes, p: Params) -> Shapes:
     a, b = shapes
     if a[:-1] != b[:-1]:
-        raise GraphError(f"outer needs the same leading axes, it got {show(a)} and {show(b)}")
+        reason = f"outer needs the same leading axes, it got {show(a)} and {show(b)}"
+        raise GraphError(reason, fix="only the last axes may differ")
     return ((*a, last(b)),)
 
 
@@ -151,7 +156,9 @@ def binary(shapes: Shapes, p: Params) -> Shapes:
 def xielu(shapes: Shapes, p: Params) -> Shapes:
     numbers = p["alpha_p"] is not None and p["alpha_n"] is not None
     if len(shapes) != (1 if numbers else 3) or any(len(s) != 1 or last(s).size != 1 for s in shapes[1:]):
-        raise GraphError("xielu takes two alphas: numbers, or tensors of one element", fix="write xielu(x, alpha_p, alpha_n)")
+        raise GraphError(
+            "xielu takes two alphas: numbers, or tensors of one element", fix="write xielu(x, alpha_p, alpha_n)"
+        )
     return (shapes[0],)
 
 
@@ -168,13 +175,16 @@ def rope(shapes: Shapes, p: Params) -> Shapes:
 def sdpa(shapes: Shapes, p: Params) -> Shapes:
     q, k, v = shapes[:3]
     if any(len(s) != 3 or s[0] != TOKENS for s in (q, k, v)):
-        raise GraphError(f"sdpa needs q, k, v as [tokens, heads, dim], it got {show(q)}, {show(k)}, {show(v)}")
+        reason = f"sdpa needs q, k, v as [tokens, heads, dim], it got {show(q)}, {show(k)}, {show(v)}"
+        raise GraphError(reason, fix="heads(q, n) makes them")
     if last(q).size != last(k).size:
         raise GraphError(f"q has {last(q)} and k has {last(k)}", fix="their head sizes must agree")
     if k[1].size != v[1].size or (q[1].size or 0) % (k[1].size or 1):
-        raise GraphError(f"{q[1]} query heads, {k[1]} key heads and {v[1]} value heads do not fit")
+        reason = f"{q[1]} query heads, {k[1]} key heads and {v[1]} value heads do not fit"
+        raise GraphError(reason, fix="k and v have as many heads, and q a multiple of that")
     if len(shapes) > 3 and (len(shapes[3]) != 1 or last(shapes[3]).size != q[1].size):
-        raise GraphError(f"sinks must be one logit a head ({q[1]}), it has {show(shapes[3])}")
+        reason = f"sinks must be one logit a head ({q[1]}), it has {show(shapes[3])}"
+        raise GraphError(reason, fix="give the part shape = [the number of heads]")
     for name in ("window", "chunk"):
         if p[name] is not None and p[name] <= 0:
             raise GraphError(f"{name} must be positive, it is {p[name]}", fix=f"leave {name} out for none")
@@ -193,7 +203,7 @@ def router(shapes: Shapes, p: Params) -> Shapes:
     if not 0 < k <= (experts.size or 0):
         raise GraphError(f"top_k {k} must be between 1 and {experts}", fix="check top_k")
     if len(shapes) > 1 and last(shapes[1]).size != experts.size:
-        raise GraphError(f"the router's bias {show(shapes[1])} must have {experts}")
+        raise GraphError(f"the router's bias {show(shapes[1])} must have {experts}", fix="give it one number an expert")
     groups, top = p["groups"], p["top_groups"]
     if groups is not None and ((experts.size or 0) % groups or top is None or not 0 < top <= groups):
         raise GraphError(f"{experts} experts in {groups} groups, of which {top}", fix="check groups and top_groups")
@@ -204,9 +214,8 @@ def router(shapes: Shapes, p: Params) -> Shapes:
 def combine(shapes: Shapes, p: Params) -> Shapes:
     y = shapes[0]
     if len(y) < 3 or any(w != y[:-1] for w in shapes[1:]):
-        raise GraphError(
-            f"combine needs y [tokens, topk, dim] and w [tokens, topk], it got {', '.join(map(show, shapes))}"
-        )
+        reason = f"combine needs y [tokens, topk, dim] and w [tokens, topk], it got {', '.join(map(show, shapes))}"
+        raise GraphError(reason, fix="y comes from experts, w from router(…)")
     return ((*y[:-2], last(y)),)
 
 

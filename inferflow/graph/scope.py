@@ -17,6 +17,8 @@ from ..spec.signature import Parameter, Signature, check_type
 
 __all__ = ["BlockScope", "ModelScope", "TableValue", "resolve_node"]
 
+MAX_CHAIN = 100
+
 
 class TableValue(Mapping[str, Any]):
     """A table given as a parameter: its keys are evaluated, where they were written, when asked for."""
@@ -54,10 +56,16 @@ def resolve_node(node: Node, scope: Scope, parameter: Parameter | None = None) -
     if isinstance(value, str):
         if parameter is not None and value in parameter.choices:
             return value
+        if parameter is not None and parameter.choices and value.isidentifier() and not _known(scope, value):
+            return check_type(parameter, value, node.where)  # a word of its own that is none of the parameter's
         return Evaluator(scope, node.where, value).visit(parse_expression(value, node.where))
     if isinstance(value, list):
         return [resolve_node(item, scope) for item in value]
     return value
+
+
+def _known(scope: Scope, name: str) -> bool:
+    return name in scope.names() or name in ("True", "False", "None")
 
 
 class ModelScope(Scope):
@@ -108,10 +116,16 @@ class ModelScope(Scope):
         if name in self.pending:
             circle = " -> ".join([*self.pending, name])
             raise SpecError(f"[let] {circle} is a circle", where=str(node.where), fix="break it")
+        if len(self.pending) > MAX_CHAIN:
+            raise SpecError(
+                f"[let] names lean on one another over {MAX_CHAIN} steps", where=str(node.where), fix="fewer"
+            )
         self.pending.append(name)
         outer, self.used_layer = self.used_layer, False
-        value = resolve_node(node, self)
-        self.pending.pop()
+        try:
+            value = resolve_node(node, self)
+        finally:
+            self.pending.pop()
         (self.own if self.used_layer else self.shared)[name] = value
         self.used_layer = self.used_layer or outer
         return value
@@ -165,6 +179,8 @@ class BlockScope(Scope):
             raise SpecError(f"'{parameter.name}' is missing", where=str(self.where), fix=fix)
         self.cache[parameter.name] = None  # a default that asks for itself sees nothing
         value = Evaluator(self, parameter.where, parameter.default_text).visit(parameter.default)
+        if parameter.type == "table" and value is True:
+            return TableValue(Table({}, parameter.where), self)
         return check_type(parameter, value, parameter.where)
 
 

@@ -6,9 +6,10 @@ starts, so that an error inside an expression can point at the character.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import SpecError
@@ -31,6 +32,7 @@ class Where:
     file: str = "<memory>"
     line: int = 0
     column: int = 0
+    quote: int = field(default=1, compare=False)  # how many characters open the string that stands there
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
@@ -88,11 +90,22 @@ def parse_toml(text: str, file: str) -> Table:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"not valid TOML: {error}", where=file, fix="see https://toml.io") from None
+        reason, place = _position(str(error), text, file)
+        raise SpecError(f"not valid TOML: {reason}", where=str(place), fix="see https://toml.io") from None
     except RecursionError:
         raise SpecError("nested too deeply", where=file, fix="flatten the tables") from None
     places = _Scanner(text, file).scan()
     return _build(data, (), places, Where(file, 1, 1))  # type: ignore[return-value]
+
+
+def _position(message: str, text: str, file: str) -> tuple[str, Where]:
+    """The parser's message and the place it names in its last words."""
+    reason, _, tail = message.rpartition(" (at ")
+    place = re.match(r"line (\d+), column (\d+)", tail)
+    if place is not None:
+        return reason, Where(file, int(place[1]), int(place[2]))
+    lines = text.split("\n")
+    return reason or message, Where(file, len(lines), len(lines[-1]) + 1)
 
 
 def _build(data: Any, path: Path, places: dict[Path, Where], outer: Where) -> Node:
@@ -129,7 +142,9 @@ class _Scanner:
                 self.at += 1
                 table = self._key()
                 self.at = self.text.index("]", self.at) + 1
-                self.places.setdefault(table, self._where(start))
+                for n in range(1, len(table)):
+                    self.places.setdefault(table[:n], self._where(start))
+                self.places[table] = self._where(start)
             else:
                 self._pair(table)
         return self.places
@@ -185,6 +200,8 @@ class _Scanner:
     def _value(self, path: Path) -> None:
         self.places[path] = self._where()
         char = self.text[self.at]
+        if self.text.startswith(char * 3, self.at):
+            self.places[path] = replace(self.places[path], quote=3)
         if char in "\"'":
             self._string()
         elif char in "[{":

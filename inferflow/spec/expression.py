@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import reprlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -26,6 +27,7 @@ MAX_NODES = 400
 MAX_DEPTH = 40
 MAX_INT = 1 << 63
 MAX_EXPONENT = 64
+MAX_LENGTH = 65536
 
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -57,6 +59,23 @@ _ALLOWED: tuple[type, ...] = (
     ast.UAdd, ast.Not, ast.BoolOp, ast.And, ast.Or, ast.Compare, ast.IfExp, ast.Call, ast.keyword, ast.List, ast.Tuple,
     *_OPERATORS, *_COMPARE,
 )  # fmt: skip
+
+
+def show(value: Any) -> str:
+    """A value for a message, short however large it is."""
+    return "a table" if isinstance(value, Mapping) else reprlib.repr(value)
+
+
+def _short(value: list[Any]) -> bool:
+    """Whether a list has at most `MAX_LENGTH` elements, those of its lists included (they may be shared)."""
+    left, stack = MAX_LENGTH, [value]
+    while stack:
+        items = stack.pop()
+        left -= len(items)
+        if left < 0:
+            return False
+        stack.extend(item for item in items if isinstance(item, list))
+    return True
 
 
 def _expand(pattern: Any) -> list[Any]:
@@ -132,9 +151,14 @@ class DictScope(Scope):
         return list(self.values)
 
 
-def column_of(node: ast.AST, where: Where) -> Where:
-    """The place of `node` inside the string that starts at `where` (its opening quote)."""
-    return where.shift(getattr(node, "col_offset", 0) + 1) if where.line else where
+def column_of(node: ast.AST, where: Where, text: str) -> Where:
+    """The place of `node` inside the string `text` that starts at `where` (its opening quote); the string itself when it
+    has several lines."""
+    if not where.line or "\n" in text:
+        return where
+    code = text.lstrip()
+    before = code.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore")  # ast counts bytes
+    return where.shift(where.quote + len(text) - len(code) + len(before))
 
 
 @lru_cache(maxsize=8192)
@@ -144,7 +168,7 @@ def _parse(text: str, mode: str) -> ast.AST | str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # e.g. `1 is 1`; a spec's style is not our business
-            tree = ast.parse(text.strip() if mode == "eval" else text, mode=mode)
+            tree = ast.parse(text.strip(), mode=mode)
     except SyntaxError as error:
         return f"{error.msg} at character {error.offset or 0}"
     except (RecursionError, MemoryError, ValueError) as error:
@@ -152,13 +176,18 @@ def _parse(text: str, mode: str) -> ast.AST | str:
     return tree
 
 
-def parse_tree(text: str, mode: str, where: Where, allowed: tuple[type, ...]) -> ast.AST:
-    """Parse and check against `allowed` and the bounds; SpecError otherwise."""
+def read_tree(text: str, mode: str, where: Where) -> ast.AST:
+    """The syntax tree as Python has it, unchecked; SpecError if there is none."""
     tree = _parse(text, mode)
     if isinstance(tree, str):
-        raise SpecError(
-            f"'{text[:80]}' is not an expression: {tree}", where=str(where), fix="see model_specs/README.md"
-        )
+        what = "an expression" if mode == "eval" else "an assignment"
+        raise SpecError(f"'{text[:80]}' is not {what}: {tree}", where=str(where), fix="see model_specs/README.md")
+    return tree
+
+
+def parse_tree(text: str, mode: str, where: Where, allowed: tuple[type, ...]) -> ast.AST:
+    """Parse and check against `allowed` and the bounds; SpecError otherwise."""
+    tree = read_tree(text, mode, where)
     count = 0
     stack = [(tree, 0)]
     while stack:
@@ -170,7 +199,7 @@ def parse_tree(text: str, mode: str, where: Where, allowed: tuple[type, ...]) ->
             what = getattr(node, "id", type(node).__name__.lower())
             raise SpecError(
                 f"'{what}' is not allowed in '{text[:80]}'",
-                where=str(column_of(node, where)),
+                where=str(column_of(node, where, text)),
                 fix="expressions have names, numbers, strings, lists, a.b, a[i], arithmetic, comparisons, and/or/not, "
                 "'x if c else y' and the listed functions",
             )
@@ -201,7 +230,7 @@ class Evaluator:
         self.text = text
 
     def fail(self, node: ast.AST, reason: str, fix: str = "") -> SpecError:
-        return SpecError(f"{reason} in '{self.text[:120]}'", where=str(column_of(node, self.where)), fix=fix)
+        return SpecError(f"{reason} in '{self.text[:120]}'", where=str(column_of(node, self.where, self.text)), fix=fix)
 
     def visit(self, node: ast.AST) -> Any:
         return getattr(self, f"visit_{type(node).__name__}")(node)
@@ -215,15 +244,21 @@ class Evaluator:
         try:
             return self.scope.lookup(node.id)
         except KeyError:
-            fix = did_you_mean(node.id, [*self.scope.names(), *FUNCTIONS]) or "define it in [let]"
-            raise self.fail(node, f"unknown name '{node.id}'", fix) from None
+            raise self.fail(node, f"unknown name '{node.id}'", self.name_fix(node.id)) from None
+
+    def name_fix(self, name: str) -> str:
+        if name == "i":
+            return "i is the layer, which is known only inside a stack"
+        return did_you_mean(name, [*self.scope.names(), *FUNCTIONS]) or "define it in [let]"
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         value = self.visit(node.value)
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise self.fail(node, f"'{ast.unparse(node.value)}' has no keys: it is {value!r:.40}")
+            raise self.fail(
+                node, f"'{ast.unparse(node.value)}' has no keys: it is {show(value)}", "only tables have keys"
+            )
         return value.get(node.attr)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
@@ -235,8 +270,8 @@ class Evaluator:
         except (IndexError, TypeError) as error:
             raise self.fail(node, f"'{ast.unparse(node)}': {error}", "check the length of the list") from None
 
-    def visit_List(self, node: ast.List | ast.Tuple) -> list[Any]:
-        return [self.visit(item) for item in node.elts]
+    def visit_List(self, node: ast.List | ast.Tuple) -> Any:
+        return self.bounded(node, [self.visit(item) for item in node.elts])
 
     visit_Tuple = visit_List
 
@@ -253,17 +288,16 @@ class Evaluator:
         return value
 
     def visit_Compare(self, node: ast.Compare) -> bool:
-        left = self.visit(node.left)
+        left = self.comparable(node, self.visit(node.left))
         for op, right_node in zip(node.ops, node.comparators, strict=True):
-            right = self.visit(right_node)
+            right = self.comparable(node, self.visit(right_node))
             try:
                 if not _COMPARE[type(op)](left, right):
                     return False
             except TypeError:
-                missing = node.left if left is None else right_node
-                raise self.fail(
-                    node, f"cannot compare: {self.describe(missing, left if left is None else right)}"
-                ) from None
+                side, value = (node.left, left) if left is None else (right_node, right)
+                reason = f"cannot compare: {self.describe(side, value)}"
+                raise self.fail(node, reason, "give it a value or a fallback with 'or'") from None
             left = right
         return True
 
@@ -286,9 +320,12 @@ class Evaluator:
     def truth(self, node: ast.AST, value: Any) -> bool:
         return bool(value)
 
-    def negate(self, node: ast.AST, value: Any) -> Any:
+    def comparable(self, node: ast.AST, value: Any) -> Any:
+        return value
+
+    def negate(self, node: ast.UnaryOp, value: Any) -> Any:
         if not isinstance(value, int | float):
-            raise self.fail(node, self.describe(node, value))
+            raise self.fail(node.operand, self.describe(node.operand, value), "a sign goes before a number")
         return -value
 
     def binary(self, node: ast.BinOp, left: Any, right: Any) -> Any:
@@ -303,7 +340,7 @@ class Evaluator:
         try:
             return self.bounded(node, _OPERATORS[op](left, right))
         except (ZeroDivisionError, OverflowError, ValueError, TypeError) as error:
-            raise self.fail(node, f"cannot compute '{ast.unparse(node)}': {error}") from None
+            raise self.fail(node, f"cannot compute '{ast.unparse(node)}': {error}", "check the numbers") from None
 
     def call(self, node: ast.Call, name: str) -> Any:
         if name == "has" and len(node.args) == 1 and not node.keywords:
@@ -313,7 +350,7 @@ class Evaluator:
                 node, f"unknown function '{name}'", did_you_mean(name, FUNCTIONS) or "see model_specs/README.md"
             )
         if node.keywords:
-            raise self.fail(node, f"{name}() takes no keywords")
+            raise self.fail(node, f"{name}() takes no keywords", "give its arguments by position")
         args = [self.visit(a) for a in node.args]
         try:
             return self.bounded(node, FUNCTIONS[name](*args))
@@ -322,13 +359,13 @@ class Evaluator:
 
     def bounded(self, node: ast.AST, value: Any) -> Any:
         if isinstance(value, int) and abs(value) > MAX_INT:
-            raise self.fail(node, "the integer does not fit in 64 bits")
-        if isinstance(value, str | list) and len(value) > 65536:
-            raise self.fail(node, "the value is too long")
+            raise self.fail(node, "the integer does not fit in 64 bits", "write it as a float")
+        if (isinstance(value, str) and len(value) > MAX_LENGTH) or (isinstance(value, list) and not _short(value)):
+            raise self.fail(node, "the value is too long", f"strings and lists have at most {MAX_LENGTH} elements")
         if isinstance(value, complex):
             raise self.fail(node, "the value is complex", "check the sign under the root")
         return value
 
     def describe(self, node: ast.AST, value: Any) -> str:
         text = ast.unparse(node)
-        return f"'{text}' is missing (None)" if value is None else f"'{text}' is {value!r:.60}, not a number"
+        return f"'{text}' is missing (None)" if value is None else f"'{text}' is {show(value)}, not a number"

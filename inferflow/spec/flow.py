@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..errors import SpecError
 from .document import Leaf, Node, Where
-from .expression import _ALLOWED, parse_tree
+from .expression import _ALLOWED, parse_tree, read_tree
 
 __all__ = ["Assignment", "parse_flow"]
 
@@ -42,11 +42,13 @@ def _parse_line(item: Node) -> Assignment:
     if not isinstance(item, Leaf) or not isinstance(item.value, str):
         raise SpecError("a line of a flow is a string", where=str(item.where), fix='write "x = f(x)"')
     text, where = item.value, item.where
-    tree = parse_tree(text, "exec", where, _FLOW_ALLOWED)
+    tree = read_tree(text, "exec", where)
     assert isinstance(tree, ast.Module)
     if len(tree.body) != 1:
-        raise SpecError(f"'{text}' is not one assignment", where=str(where), fix="one assignment per string")
+        raise SpecError(f"'{text[:80]}' is not one assignment", where=str(where), fix="one assignment per string")
     statement = tree.body[0]
+    if isinstance(statement, ast.Assign | ast.AugAssign):
+        parse_tree(text, "exec", where, _FLOW_ALLOWED)
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
         load = ast.copy_location(ast.Name(statement.target.id, ast.Load()), statement.target)
         value = ast.copy_location(ast.BinOp(load, statement.op, statement.value), statement)
@@ -57,5 +59,5 @@ def _parse_line(item: Node) -> Assignment:
         if all(isinstance(n, ast.Name) for n in names):
             return Assignment(tuple(n.id for n in names if isinstance(n, ast.Name)), statement.value, text, where)
     raise SpecError(
-        f"'{text}' is not an assignment", where=str(where), fix="write 'x = f(x)', 'a, b = f(x)' or 'x += f(x)'"
+        f"'{text[:80]}' is not an assignment", where=str(where), fix="write 'x = f(x)', 'a, b = f(x)' or 'x += f(x)'"
     )

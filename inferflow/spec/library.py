@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import SpecError, did_you_mean
-from .document import Leaf, Node, Table, Where, parse_toml
+from .document import MAX_BYTES, Leaf, Node, Table, Where, parse_toml
 from .expression import evaluate
 
 __all__ = ["Family", "Spec", "families", "find_spec", "for_gguf", "list_specs", "load_spec", "merge", "override"]
@@ -148,7 +148,8 @@ def _read(name: str, folder: Path | None, asked: Where | None) -> tuple[str, str
     if asked is None and name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
-            raise SpecError("there is no such file", where=name, fix="give the path of a .toml file")
+            reason = "it is a folder" if path.is_dir() else "there is no such file"
+            raise SpecError(reason, where=name, fix="give the path of a .toml file")
         return _text(path), name, path
     plain_name = name.replace("_", "").replace("-", "").isalnum()
     if plain_name and folder is not None and (folder / f"{name}.toml").is_file():
@@ -162,9 +163,14 @@ def _read(name: str, folder: Path | None, asked: Where | None) -> tuple[str, str
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        if path.stat().st_size > 4 * MAX_BYTES:
+            raise SpecError("the file is too large for a spec", where=str(path), fix=f"at most {MAX_BYTES} characters")
+        data = path.read_bytes()
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise SpecError(f"not UTF-8 text: {error}", where=str(path), fix="save it as UTF-8") from None
+        before = data[: error.start]
+        place = Where(str(path), before.count(b"\n") + 1, error.start - before.rfind(b"\n"))
+        raise SpecError(f"not UTF-8 text: {error.reason}", where=str(place), fix="save it as UTF-8") from None
     except OSError as error:
         raise SpecError(str(error.strerror), where=str(path), fix="check its permissions") from None
 

@@ -8,14 +8,15 @@ everything else as an expression that yields one. Without a default a parameter 
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import SpecError
+from ..errors import SpecError, did_you_mean
 from .document import Leaf, Table, Where
-from .expression import parse_expression
+from .expression import parse_expression, show
 
 __all__ = ["ACTIVATIONS", "Parameter", "Signature", "check_type", "parse_signature"]
 
@@ -61,10 +62,9 @@ def _parameter(name: str, node: Leaf | Table) -> Parameter:
     kind, _, default = (part.strip() for part in text.partition("="))
     choices = tuple(word.strip() for word in kind.split("|")) if kind not in TYPES else ()
     choices = tuple(ACTIVATIONS) if kind == "act" else choices
-    if kind not in TYPES and not all(word.isidentifier() for word in choices):
-        raise SpecError(
-            f"'{kind}' is not a type", where=str(where), fix=f"types are {', '.join(TYPES)}, or words: a | b"
-        )
+    if kind not in TYPES and (len(choices) < 2 or not all(word.isidentifier() for word in choices)):
+        fix = did_you_mean(kind, TYPES) or f"types are {', '.join(TYPES)}, or words: a | b"
+        raise SpecError(f"'{kind}' is not a type", where=str(where), fix=fix)
     if not default:
         return Parameter(name, kind, choices, None, "", where)
     tree = ast.Constant(default) if default in choices else parse_expression(default, where)
@@ -82,20 +82,19 @@ def check_type(parameter: Parameter, value: Any, where: Where) -> Any:
     good = {
         "int": isinstance(value, int) and not isinstance(value, bool),
         "axis": isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31,
-        "number": number,
+        "number": number and math.isfinite(value),
         "bool": isinstance(value, bool),
         "list": isinstance(value, list | tuple),
-        "table": True,
+        "table": isinstance(value, Mapping) or value is True,
         "any": True,
     }.get(kind, isinstance(value, str) and value in parameter.choices)
     if not good:
         want = (
             f"one of {', '.join(parameter.choices)}"
             if parameter.choices
-            else {"axis": "a positive int"}.get(kind, kind)
+            else {"axis": "a positive int", "table": "a table"}.get(kind, kind)
         )
-        what = "missing (None)" if value is None else f"{value!r:.60}"
-        raise SpecError(
-            f"'{parameter.name}' must be {want}, it is {what}", where=str(where), fix="check the config key it reads"
-        )
+        what = "missing (None)" if value is None else show(value)
+        fix = did_you_mean(str(value), parameter.choices) or "check it, or the config key it reads"
+        raise SpecError(f"'{parameter.name}' must be {want}, it is {what}", where=str(where), fix=fix)
     return ACTIVATIONS[value] if kind == "act" else value

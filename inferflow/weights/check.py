@@ -13,7 +13,8 @@ from typing import Any
 
 from ..errors import InferflowError, SpecError, did_you_mean
 from ..graph.build import build_graph
-from ..graph.parts import RESERVED, is_norm
+from ..graph.parts import RESERVED
+from ..graph.structure import structure_problems
 from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import parse_expression
 from ..spec.flow import parse_flow
@@ -23,10 +24,6 @@ from .loader import weight_problems
 from .source import Source
 
 __all__ = ["check_spec"]
-
-MODEL_KEYS = ("kind", "flow")
-MATCH_KEYS = ("model_type", "architectures", "when", "prefix", "root")
-GGUF_KEYS = ("arch", "when", "set", "tensors", "ignore")
 
 
 def check_spec(spec: Spec, config: Mapping[str, Any], source: Source) -> list[InferflowError]:
@@ -49,18 +46,9 @@ def check_spec(spec: Spec, config: Mapping[str, Any], source: Source) -> list[In
 
 
 def _text_problems(spec: Spec) -> Iterator[InferflowError]:
-    for key, known in (("model", MODEL_KEYS), ("match", MATCH_KEYS), ("gguf", GGUF_KEYS)):
-        for name, node in spec.tree.table(key).items():
-            if name not in known:
-                fix = did_you_mean(name, known) or f"[{key}] has {', '.join(known)}"
-                yield SpecError(f"[{key}] has no key '{name}'", where=str(node.where), fix=fix)
+    yield from structure_problems(spec)
     for name, node in spec.tree.items():
-        if not isinstance(node, Table):
-            yield SpecError(f"'{name}' is a value outside any table", where=str(node.where), fix="put it under [let]")
-        elif name not in RESERVED:
-            close = did_you_mean(name, RESERVED)
-            if close and not is_norm(name) and not {"count", "flow", "block", "choose"} & set(node):
-                yield SpecError(f"[{name}] is neither a part nor a stack", where=str(node.where), fix=close)
+        if isinstance(node, Table) and name not in RESERVED:
             yield from _part_problems(node)
     for node in spec.tree.table("let").values():
         yield from _expression(node)
@@ -95,13 +83,14 @@ def _config_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[Inferflo
     for _, node in _leaves(spec.tree, ()):
         if node.where.file != spec.files[0] or not isinstance(node, Leaf) or not isinstance(node.value, str):
             continue
-        keys = re.findall(r"\bcfg\.(\w+)", node.value)
-        for key in keys:
+        found = list(re.finditer(r"\bcfg\.(\w+)", node.value))
+        keys = [match[1] for match in found]
+        for match in found:
+            key = match[1]
             close = difflib.get_close_matches(key, list(config), n=1, cutoff=0.85)
             if key not in config and close and close[0] not in keys:
-                yield SpecError(
-                    f"the config has no '{key}'", where=str(node.where), fix=f"did you mean cfg.{close[0]}?"
-                )
+                where = node.where.shift(node.where.quote + match.start()) if "\n" not in node.value else node.where
+                yield SpecError(f"the config has no '{key}'", where=str(where), fix=f"did you mean cfg.{close[0]}?")
 
 
 def _attempt(parse: Any, node: Node) -> Iterator[InferflowError]:
@@ -118,11 +107,15 @@ def _unread(spec: Spec, read: set[Where]) -> Iterator[InferflowError]:
     """Keys of the user's own file that had no effect on this model, nor would have on one with another config."""
     own = spec.files[0]
     elsewhere = _conditional(spec, read)
+    tables = [spec.tree.table("tensors"), *(t for t in spec.tree.table("tensors").values() if isinstance(t, Table))]
+    roles = {role.strip() for table in tables for key in table for role in key.split(",")}
+    roles |= {name for block in spec.blocks.values() if isinstance(block, Table) for name in block.table("parts")}
     for path, node in _leaves(spec.tree, ()):
         if node.where.file != own or node.where in read or _structural(path) or elsewhere(path):
             continue
         if path[0] == "tensors":
-            reason, fix = f"no part has the role '{path[-1]}'", "remove it, or give a part that name"
+            fix = did_you_mean(path[-1], roles - {path[-1]}) or "remove it, or give a part that name"
+            reason = f"no part has the role '{path[-1]}'"
         else:
             reason, fix = f"'{'.'.join(path)}' is read by nothing", "remove it, or check its name"
         yield SpecError(reason, where=str(node.where), fix=fix)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,9 @@ from ..errors import CheckpointError, InferflowError, SpecError, did_you_mean
 from ..graph.graph import Graph, Weight
 from ..graph.scope import ModelScope, resolve_node
 from ..spec.document import Leaf, Node, Table, Where
+from ..spec.expression import show
 from ..spec.library import Spec, plain
+from .problems import Failed, MissingTensorError, combined, told_once
 from .source import Source, TensorInfo
 from .transform import Transform, map_values, parse_axes
 
@@ -60,11 +63,9 @@ class Weights:
     def array(self, key: str) -> np.ndarray:
         """Weight `key` as a C-contiguous float32 array of the graph's shape."""
         plan = self.plans[key]
-        ident = (
-            plan.names,
-            plan.transform and (plan.transform.part, plan.transform.lhs, plan.transform.rhs),
-            plan.weight.sizes,
-        )
+        made = plan.transform
+        layer = plan.weight.layer if made is not None and made.value is not None else None  # a value may mention i
+        ident = (plan.names, made and made.ident, plan.weight.sizes, layer)
         if ident not in self._cache:
             self._cache[ident] = self._read(plan)
         return self._cache[ident]
@@ -80,7 +81,7 @@ class Weights:
         out = np.ascontiguousarray(out.reshape(plan.weight.sizes), dtype=np.float32)
         if plan.transform is not None and plan.transform.value is not None:
             scope = self.scope.at(plan.weight.layer if plan.weight.layer >= 0 else None)
-            out = map_values(plan.transform.value, out, scope, plan.transform.where)
+            out = map_values(plan.transform.value, out, scope, plan.transform.value_at)
         return out
 
 
@@ -88,42 +89,26 @@ def plan_weights(graph: Graph, spec: Spec, config: Mapping[str, Any], source: So
     """Resolve every weight of `graph` in `source`. Raises CheckpointError (missing, misshapen or unused tensors: all
     of them are listed) or SpecError (a bad entry)."""
     planner = _Planner(graph, spec, config, source)
-    plans: dict[str, Plan] = {}
-    problems: list[str] = []
-    for key, weight in graph.weights.items():
-        try:
-            plans[key] = planner.plan(weight)
-        except CheckpointError as error:
-            problems.append(str(error))
-    used = {name for plan in plans.values() for name in plan.names}
-    unused, warnings = planner.unused(used)
-    problems.extend(unused)
+    plans, failed = planner.all()
+    for _, error in failed:
+        if not isinstance(error, CheckpointError):
+            raise error
+    unused, warnings = planner.unused({name for plan in plans.values() for name in plan.names})
+    problems = told_once(failed, unused, source, planner.place)
     if problems:
-        more = f" (and {len(problems) - 8} more)" if len(problems) > 8 else ""
-        raise CheckpointError(
-            "; ".join(problems[:8]) + more,
-            where=str(source.path),
-            fix="the checkpoint is incomplete or the spec does not describe it: 'inferflow spec check' lists everything",
-        )
+        raise combined(problems, source)
     return Weights(source, plans, planner.scope, warnings)
 
 
 def weight_problems(
     graph: Graph, spec: Spec, config: Mapping[str, Any], source: Source, read: set[Where]
-) -> Iterator[InferflowError]:
+) -> list[InferflowError]:
     """Every problem on its own, for the linter; `read` receives the places of all entries and names that were used."""
     planner = _Planner(graph, spec, config, source)
-    used: set[str] = set()
-    for weight in graph.weights.values():
-        try:
-            used.update(planner.plan(weight).names)
-        except InferflowError as error:
-            yield error
-            used.update(planner.candidates_used)
-    unused, _ = planner.unused(used)
+    plans, failed = planner.all()
     read |= planner.scope.read
-    for text in unused:
-        yield CheckpointError(text, where=str(source.path), fix="map it in [tensors], or list it in tensors.ignore")
+    unused, _ = planner.unused({name for plan in plans.values() for name in plan.names} | planner.looked_at)
+    return told_once(failed, unused, source, planner.place)
 
 
 class _Planner:
@@ -137,34 +122,49 @@ class _Planner:
         prefixes = spec.value("match", "prefix") or [""]
         self.prefixes = [""] if self.gguf else [prefixes] if isinstance(prefixes, str) else list(prefixes)
         self.weights = graph.weights
-        self.candidates_used: tuple[str, ...] = ()
+        self.looked_at: set[str] = set()  # by weights that failed all the same
+        where = spec.tree.table("tensors").where
+        self.place = str(where if where.file == spec.files[0] else spec.tree.where)
+
+    def all(self) -> tuple[dict[str, Plan], list[Failed]]:
+        """The plans by key, and the weights that have none, with why."""
+        plans: dict[str, Plan] = {}
+        failed: list[Failed] = []
+        for key, weight in self.weights.items():
+            try:
+                plans[key] = self.plan(weight)
+            except InferflowError as error:
+                failed.append((weight, error))
+        return plans, failed
 
     # ------------------------------------------------------------------ one weight
 
     def plan(self, weight: Weight) -> Plan:
         """The plan of one weight, its shape proved."""
-        self.candidates_used = ()
         tried: list[str] = []
         scope = self.scope.at(weight.layer if weight.layer >= 0 else None)
+        place = weight.where
         for entry, exact, part in self.entries(weight):
+            place = entry.where if entry.where.file == self.spec.files[0] else place
             found = self.find(entry, exact, part, weight, scope, tried)
             if found is not None:
-                self.candidates_used = found.names
-                return self.checked(found)
+                return self.checked(found, place)
         if self.gguf and (fused := self.fused(weight)) is not None:
-            return self.checked(fused)
-        raise CheckpointError(
-            f"'{weight.key}' has no tensor in the file",
-            where=str(self.source.path),
-            fix=self.missing_fix(weight, tried),
-        )
+            return self.checked(fused, place)
+        raise self.missing(weight, tried, place)
 
-    def missing_fix(self, weight: Weight, tried: list[str]) -> str:
+    def missing(self, weight: Weight, tried: list[str], place: Where) -> MissingTensorError:
+        reason = f"'{weight.key}' has no tensor in {self.source.path}"
         if not tried:
             section = f"tensors.{weight.stack}" if weight.stack else "tensors"
-            return f'add {weight.role} = "name" to [{"gguf." if self.gguf else ""}{section}]'
-        close = did_you_mean(tried[0], self.source.tensors)
-        return f"looked for {', '.join(dict.fromkeys(tried))}" + (f"; {close}" if close else "")
+            fix = f'add {weight.role} = "name" to [{"gguf." if self.gguf else ""}{section}]'
+            return MissingTensorError(reason, where=str(place), fix=fix)
+        close = difflib.get_close_matches(tried[0], list(self.source.tensors), n=1)
+        suggestion = f"; did you mean '{close[0]}'?" if close else ""
+        fix = f"looked for {', '.join(dict.fromkeys(tried))}{suggestion}"
+        error = MissingTensorError(reason, where=str(place), fix=fix)
+        error.close = close[0] if close else ""
+        return error
 
     def entries(self, weight: Weight) -> Iterator[tuple[Node, bool, tuple[int, int]]]:
         """(entry, whether its key names the slot, (part, parts)) for every alternative of the weight's role, in order; a
@@ -228,8 +228,8 @@ class _Planner:
         return None
 
     def transform(self, entry: Table, part: tuple[int, int], weight: Weight, scope: ModelScope) -> Transform:
-        axes = plain(entry.get("axes"))
-        lhs, rhs = parse_axes(axes, entry["axes"].where) if isinstance(axes, str) else ((), ())
+        axes, value = self.text(entry, "axes"), self.text(entry, "value")
+        lhs, rhs = parse_axes(axes, entry["axes"].where) if axes is not None else ((), ())
         known: dict[str, int] = {}
         names = {n for g in lhs for n in g}
         for key, node in entry.items():
@@ -250,13 +250,25 @@ class _Planner:
             if split not in names or len(sizes) < part[1]:
                 fix = f"split names one of {', '.join(sorted(names))}, sizes has one entry a role"
                 raise SpecError(f"'{weight.role}': the split does not fit", where=str(entry.where), fix=fix)
-        value = plain(entry.get("value"))
-        return Transform(lhs, rhs, split, sizes, part[0], known, value, entry.where)
+        place = entry["value"].where if value is not None else entry.where
+        if value is not None:  # tried now on a small tensor, so that it cannot fail when the weight is read
+            map_values(value, np.ones((2,) * len(weight.sizes), np.float32), scope, place)
+        return Transform(lhs, rhs, split, sizes, part[0], known, value, entry.where, place)
+
+    def text(self, entry: Table, key: str) -> str | None:
+        node = entry.get(key)
+        if node is None:
+            return None
+        if not isinstance(node, Leaf) or not isinstance(node.value, str):
+            what = 'e.g. axes = "in out -> out in"' if key == "axes" else 'an expression in w: value = "w + 1"'
+            raise SpecError(f"'{key}' is a string", where=str(node.where), fix=what)
+        return node.value
 
     def integer(self, node: Node, scope: ModelScope) -> int:
         value = resolve_node(node, scope)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise SpecError(f"a size is a whole number, it is {value!r}", where=str(node.where), fix="check the config")
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            reason = f"a size is a positive whole number, it is {show(value)}"
+            raise SpecError(reason, where=str(node.where), fix="check the config")
         return value
 
     def fused(self, weight: Weight) -> Plan | None:
@@ -272,24 +284,27 @@ class _Planner:
             sizes = tuple(p.sizes[axis] for p in parts if p is not None)
             names = ("e", "part", "in") if axis else ("part", "in")
             groups = tuple((n,) for n in names[: len(weight.sizes)])
-            made = Transform(groups, groups, "part", sizes, roles.index(weight.role), {}, None, Where("GGUF"))
+            at = Where("GGUF")
+            made = Transform(groups, groups, "part", sizes, roles.index(weight.role), {}, None, at, at)
             return Plan(weight, plan.names, False, made)
         return None
 
     # ------------------------------------------------------------------ proofs
 
-    def checked(self, plan: Plan) -> Plan:
-        """`plan`, once the shape it gives is the one the graph wants."""
+    def checked(self, plan: Plan, place: Where) -> Plan:
+        """`plan`, once the shape it gives is the one the graph wants; else an error at `place`."""
+        self.looked_at.update(plan.names)
         weight, transform = plan.weight, plan.transform
         infos: list[TensorInfo] = []
         for name in plan.names:
             if name not in self.source.tensors:
                 fix = f"the graph has {len(plan.names)} of them; check the number of experts or heads in the config"
-                raise CheckpointError(f"'{name}' is not in the file", where=str(self.source.path), fix=fix)
+                raise CheckpointError(f"'{name}' is not in {self.source.path}", where=str(place), fix=fix)
             infos.append(self.source.tensors[name])
         stored = infos[0].shape
         if any(info.shape != stored for info in infos):
-            raise CheckpointError(f"'{plan.names[0]}' and its like differ in shape", where=str(self.source.path))
+            reason = f"'{plan.names[0]}' and its like differ in shape"
+            raise CheckpointError(reason, where=str(place), fix="the file is damaged, or they are not alike")
         if transform is not None and transform.lhs:
             if weight.slot == "bias" and len(transform.lhs) == len(stored) + 1:
                 transform = transform.drop_trailing()
@@ -305,13 +320,13 @@ class _Planner:
             wanted = ", ".join(str(axis) for axis in weight.shape)
             raise CheckpointError(
                 f"'{weight.key}' must be [{wanted}]; '{plan.names[0]}' gives {list(shape)} (stored {list(stored)})",
-                where=str(self.source.path),
+                where=str(place),
                 fix="the config and the weights disagree, or the spec's axes are wrong",
             )
         return Plan(weight, plan.names, plan.stacked, transform)
 
     def unused(self, used: set[str]) -> tuple[list[str], list[str]]:
-        """(problems, warnings) about tensors that no weight reads."""
+        """(names that are nobody's, warnings about others) of the tensors that no weight reads."""
         ignore = [*(self.spec.value("tensors", "ignore") or []), *(self.spec.value("gguf", "ignore") or [])]
         tied = {p for p in self.source.tensors if re.search(r"(^|\.)(lm_head|embed_out|output)\.weight$", p)}
         layers = self.graph.layers
@@ -325,7 +340,5 @@ class _Planner:
             elif name in tied:
                 warnings.append(f"'{name}' is ignored: the config ties the output to the token embedding")
             else:
-                problems.append(
-                    f"tensor '{name}' {list(self.source.tensors[name].shape)} is used by no part of the spec"
-                )
+                problems.append(name)
         return problems, warnings

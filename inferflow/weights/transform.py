@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -71,12 +71,19 @@ class Transform:
     known: Mapping[str, int]
     value: str | None
     where: Where
+    value_at: Where
+
+    @property
+    def ident(self) -> tuple[Any, ...]:
+        """The same for two transforms that give the same of the same tensor."""
+        known = tuple(sorted(self.known.items()))
+        return (self.lhs, self.rhs, self.split, self.sizes, self.part, known, self.value)
 
     def drop_trailing(self) -> Transform:
         """The same for a bias: without the last group of the result."""
         gone = set(self.rhs[-1])
         lhs = tuple(g for g in self.lhs if not set(g) <= gone)
-        return Transform(lhs, self.rhs[:-1], self.split, self.sizes, self.part, self.known, self.value, self.where)
+        return replace(self, lhs=lhs, rhs=self.rhs[:-1])
 
     def solve(self, shape: tuple[int, ...]) -> dict[str, int]:
         """The size of every axis, from the stored shape; SpecError when they do not fit."""
@@ -139,7 +146,7 @@ _MAPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = MappingProxyType(
 class _ArrayEvaluator(Evaluator):
     """Element-wise expressions over ``w``: arithmetic, exp, log, sqrt, abs, softplus, and norm(w) (of each row)."""
 
-    def negate(self, node: ast.AST, value: Any) -> Any:
+    def negate(self, node: ast.UnaryOp, value: Any) -> Any:
         return -value if isinstance(value, np.ndarray) else super().negate(node, value)
 
     def binary(self, node: ast.BinOp, left: Any, right: Any) -> Any:
@@ -165,6 +172,9 @@ class _WithTensor(Scope):
 
     def lookup(self, name: str) -> Any:
         return self.w if name == "w" else self.outer.lookup(name)
+
+    def names(self) -> Sequence[str]:
+        return ["w", *_MAPS, *self.outer.names()]
 
 
 def map_values(text: str, w: np.ndarray, scope: Scope, where: Where) -> np.ndarray:
