@@ -18,7 +18,7 @@ from ..graph.structure import structure_problems
 from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import parse_expression
 from ..spec.flow import parse_flow
-from ..spec.library import Spec
+from ..spec.library import Spec, plain
 from ..spec.signature import ACTIVATIONS, parse_signature
 from .loader import weight_problems
 from .source import Source
@@ -87,7 +87,7 @@ def _config_problems(spec: Spec, config: Mapping[str, Any]) -> Iterator[Inferflo
         keys = [match[1] for match in found]
         for match in found:
             key = match[1]
-            close = difflib.get_close_matches(key, list(config), n=1, cutoff=0.85)
+            close = difflib.get_close_matches(key, [k for k in config if not k.startswith("_")], n=1, cutoff=0.85)
             if key not in config and close and close[0] not in keys:
                 where = node.where.shift(node.where.quote + match.start()) if "\n" not in node.value else node.where
                 yield SpecError(f"the config has no '{key}'", where=str(where), fix=f"did you mean cfg.{close[0]}?")
@@ -132,7 +132,10 @@ def _conditional(spec: Spec, read: set[Where]) -> Callable[[tuple[str, ...]], bo
     ]
     lines = [line.value if isinstance(line, Leaf) else line for text in texts for line in _listed(text)]
     named = {word for line in lines if isinstance(line, str) for word in re.findall(r"[^\W\d]\w*", line)}
-    parts = {name for block in spec.blocks.values() if isinstance(block, Table) for name in block.table("parts")}
+    tables = [block.table("parts") for block in spec.blocks.values() if isinstance(block, Table)]
+    parts = {name for table in tables for name in table}
+    inner = [part for table in tables for part in table.values() if isinstance(part, Table)]
+    parts |= {f"{plain(t.get('prefix')) or ''}{p}{plain(t.get('suffix')) or ''}" for t in inner for p in parts}
 
     def elsewhere(path: tuple[str, ...]) -> bool:
         if path[0] == "tensors":

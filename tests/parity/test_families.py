@@ -7,8 +7,10 @@ import pytest
 
 from inferflow.runtime.engine import Engine
 from inferflow.runtime.executor import ReferenceExecutor
-from inferflow.runtime.model import load_model
+from inferflow.runtime.model import choose_spec, load_model
 from inferflow.runtime.sampler import SamplingParams
+from inferflow.weights.check import check_spec
+from inferflow.weights.open import open_source
 
 from .oracle import oracle
 from .table import ROWS, Row
@@ -33,6 +35,9 @@ def test_family(row: Row) -> None:
         np.testing.assert_array_equal(engine.forward(ids, chunk=chunk)["logits"], whole)
     assert len(engine.pool.free) == engine.pool.blocks
     check_batching(row, ids)
+    source = open_source(oracle(row)[0])
+    spec, config = choose_spec(source, None, source.config)
+    assert [str(problem) for problem in check_spec(spec, config, source)] == []
 
 
 def check_batching(row: Row, ids: list[int]) -> None:
