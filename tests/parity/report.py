@@ -1,4 +1,4 @@
-"""The figures of the parity table, one line a row: ``python -m tests.parity.report [WORD …]`` (rows whose name holds a WORD)."""
+"""The figures of the parity table, a line a row: ``python -m tests.parity.report [WORD …]`` (rows whose name holds a WORD)."""
 
 from __future__ import annotations
 
