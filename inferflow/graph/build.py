@@ -30,7 +30,8 @@ from .structure import structure_problems
 __all__ = ["Build", "build_graph"]
 
 MAX_LAYERS = 4096
-MAX_NODES = 1_000_000
+MAX_NODES = 300_000
+MAX_STEPS = 100_000  # lines of flows; a large model takes some thousands
 MAX_DEPTH = 12
 
 
@@ -146,9 +147,9 @@ class Builder:
             )
         lines = self.flows.get(id(node)) or self.flows.setdefault(id(node), parse_flow(node))
         self.steps += len(lines)
-        if self.steps > MAX_NODES:
+        if self.steps > MAX_STEPS:
             raise GraphError(
-                f"flows take more than {MAX_NODES} steps", where=str(where), fix="call fewer blocks in blocks"
+                f"flows take more than {MAX_STEPS} steps", where=str(where), fix="call fewer blocks in blocks"
             )
         for line in lines:
             self.assign(line, frame)

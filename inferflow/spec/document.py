@@ -85,17 +85,18 @@ def make_table(data: Mapping[str, Any], where: Where | None = None) -> Table:
 
 def parse_toml(text: str, file: str) -> Table:
     """Parse `text`; SpecError (with line and column) if it is not TOML or is too large."""
+    text = text.removeprefix("\ufeff")  # a byte order mark, as some editors write
     if len(text) > MAX_BYTES:
         raise SpecError(f"the file has {len(text)} characters", where=file, fix=f"a spec has at most {MAX_BYTES}")
     try:
         data = tomllib.loads(text)
+        places = _Scanner(text, file).scan()
+        return _build(data, (), places, Where(file, 1, 1))  # type: ignore[return-value]
     except tomllib.TOMLDecodeError as error:
         reason, place = _position(str(error), text, file)
         raise SpecError(f"not valid TOML: {reason}", where=str(place), fix="see https://toml.io") from None
     except RecursionError:
         raise SpecError("nested too deeply", where=file, fix="flatten the tables") from None
-    places = _Scanner(text, file).scan()
-    return _build(data, (), places, Where(file, 1, 1))  # type: ignore[return-value]
 
 
 def _position(message: str, text: str, file: str) -> tuple[str, Where]:

@@ -89,7 +89,7 @@ def _expand(pattern: Any) -> list[Any]:
 
 
 def _round_to(value: float, dtype: str | None) -> float:
-    """`value` as a scalar of `dtype` holds it: ``round_to(59.87, "bfloat16") == 60.0``. Other dtypes leave it alone."""
+    """`value` as a scalar of `dtype` holds it: ``round_to(55.43, "bfloat16") == 55.5``. Other dtypes leave it alone."""
     import numpy as np
 
     if dtype == "bfloat16":
@@ -237,7 +237,7 @@ class Evaluator:
 
     def visit_Constant(self, node: ast.Constant) -> Any:
         if node.value is not None and not isinstance(node.value, bool | int | float | str):
-            raise self.fail(node, f"a {type(node.value).__name__} literal is not allowed")
+            raise self.fail(node, f"a {type(node.value).__name__} literal is not allowed", "write a number or a string")
         return self.bounded(node, node.value)
 
     def visit_Name(self, node: ast.Name) -> Any:

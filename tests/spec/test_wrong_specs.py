@@ -12,9 +12,10 @@ from inferflow.spec.library import load_spec
 
 from .tiny import CONFIG, Wrong, check_problems, load_problem, write_checkpoint
 from .wrong_models import MODELS
+from .wrong_tensors import TENSORS
 from .wrong_text import TEXT
 
-CASES = TEXT + MODELS
+CASES = TEXT + MODELS + TENSORS
 
 
 def place_of_the_mark(text: str) -> tuple[int, int]:
@@ -68,7 +69,7 @@ def test_wrong_spec(case: Wrong, tmp_path: Path) -> None:
 
 def test_not_utf_8(tmp_path: Path) -> None:
     spec = tmp_path / "latin.toml"
-    spec.write_bytes('extends = "decoder"\n# caf'.encode() + b"\xe9\n")
+    spec.write_bytes(b'extends = "decoder"\n# caf' + b"\xe9\n")
     with pytest.raises(SpecError, match="not UTF-8") as caught:
         load_spec(spec)
     assert caught.value.where == f"{spec}:2:6"

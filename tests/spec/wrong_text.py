@@ -117,12 +117,22 @@ FLOWS = [
     Wrong("flow-list", flow('"x = [x, x]"', '"x = attn(⟦x)"'), "takes tensors"),
     Wrong("flow-softcap-word", flow('''"x = ⟦softcap(x, 'a')"'''), "'cap' must be number"),
     Wrong("flow-lambda", flow('"x = (⟦lambda y: y)(x)"'), "'lambda' is not allowed"),
-    Wrong("flow-stack-arguments", '[model]\nflow = ["x = token_embd(tokens)", "x = ⟦layers(x, x)", "logits = output(x)"]\n',
-          "'layers' takes 1 arguments (x), it got 2"),
-    Wrong("flow-no-logits", '[model]\nflow = ["x = layers(token_embd(tokens))", ⟦"y = heads(x, 2)"]\n', "must end in logits"),
+    Wrong(
+        "flow-stack-arguments",
+        '[model]\nflow = ["x = token_embd(tokens)", "x = ⟦layers(x, x)", "logits = output(x)"]\n',
+        "'layers' takes 1 arguments (x), it got 2",
+    ),
+    Wrong(
+        "flow-no-logits",
+        '[model]\nflow = ["x = layers(token_embd(tokens))", ⟦"y = heads(x, 2)"]\n',
+        "must end in logits",
+    ),
     Wrong("flow-not-tensor", '[model]\nflow = [⟦"x = 3"]\n', "must end in logits"),
-    Wrong("flow-embed-of-float", '[model]\nflow = ["x = token_embd(tokens)", "x = ⟦token_embd(x)", "logits = output(x)"]\n',
-          "takes integer ids"),
-]  # fmt: skip
+    Wrong(
+        "flow-embed-of-float",
+        '[model]\nflow = ["x = token_embd(tokens)", "x = ⟦token_embd(x)", "logits = output(x)"]\n',
+        "takes integer ids",
+    ),
+]
 
 TEXT = TOML + EXPRESSIONS + FLOWS
