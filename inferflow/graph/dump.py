@@ -25,7 +25,7 @@ def label(node: Node) -> str:
     named = {
         k: v
         for k, v in node.params.items()
-        if k in ("kind", "number", "n", "dim", "theta", "pairing", "window", "top_k")
+        if k in ("kind", "number", "n", "dim", "theta", "pairing", "window", "chunk", "softcap", "top_k")
     }
     named = {k: v for k, v in named.items() if v is not None}
     if node.op in ("act", "reduce", "binary"):
