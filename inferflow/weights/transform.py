@@ -146,6 +146,15 @@ _MAPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = MappingProxyType(
 class _ArrayEvaluator(Evaluator):
     """Element-wise expressions over ``w``: arithmetic, exp, log, sqrt, abs, softplus, and norm(w) (of each row)."""
 
+    def truth(self, node: ast.AST, value: Any) -> bool:
+        self.comparable(node, value)
+        return bool(value)
+
+    def comparable(self, node: ast.AST, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            raise self.fail(node, "a condition cannot depend on the tensor", "it is settled before anything is read")
+        return value
+
     def negate(self, node: ast.UnaryOp, value: Any) -> Any:
         return -value if isinstance(value, np.ndarray) else super().negate(node, value)
 
@@ -153,8 +162,8 @@ class _ArrayEvaluator(Evaluator):
         if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
             kinds = {ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide}
             operation = kinds.get(type(node.op))
-            if operation is None or left is None or right is None:
-                raise self.fail(node, "a tensor takes + - * / with numbers")
+            if operation is None or not all(isinstance(side, np.ndarray | int | float) for side in (left, right)):
+                raise self.fail(node, "a tensor takes + - * / with numbers and tensors", 'e.g. value = "w + 1"')
             return operation(left, right)
         return super().binary(node, left, right)
 
