@@ -65,7 +65,8 @@ class Weights:
         plan = self.plans[key]
         made = plan.transform
         layer = plan.weight.layer if made is not None and made.value is not None else None  # a value may mention i
-        ident = (plan.names, made and made.ident, plan.weight.sizes, layer)
+        changed = made is not None and bool(made.lhs or made.value)  # an entry without either is the tensor itself
+        ident = (plan.names, made.ident if made is not None and changed else None, plan.weight.sizes, layer)
         if ident not in self._cache:
             self._cache[ident] = self._read(plan)
         return self._cache[ident]

@@ -1,0 +1,219 @@
+"""Names to tensors: alternatives, conditions, prefixes, stacks of experts and heads, junk, and what is told about the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from inferflow.errors import CheckpointError, SpecError
+from inferflow.runtime.model import Model, load_model
+from inferflow.weights.problems import pattern
+
+from .tiny import CONFIG, check_problems, tensors, write_checkpoint
+
+LAYER = "model.layers.{}."
+
+
+def rng(*shape: int, seed: int = 5) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def load(folder: Path, text: str = "", config: dict[str, Any] | None = None, **stored: Any) -> Model:
+    spec = folder / "own.toml"
+    spec.write_text('extends = "decoder"\n' + text, "utf-8")
+    return load_model(write_checkpoint(folder / "model", {**CONFIG, **(config or {})}, **stored), spec)
+
+
+def test_every_weight_is_the_stored_tensor(tmp_path: Path) -> None:
+    model = load(tmp_path)
+    np.testing.assert_array_equal(
+        model.weights.array("layers.1.ffn_up.weight"), tensors()["model.layers.1.mlp.up_proj.weight"]
+    )
+    assert model.weights.warnings == []
+    assert model.parameters == sum(a.size for a in tensors().values())
+
+
+def test_the_first_alternative_that_is_there(tmp_path: Path) -> None:
+    mine = {"mine.weight": rng(16, 8)}
+    text = '[tensors]\noutput = [{ from = "never", if = "False" }, "absent", "mine", "lm_head"]\nignore = ["lm_*"]\n'
+    model = load(tmp_path, text, **mine)
+    np.testing.assert_array_equal(model.weights.array("output.weight"), mine["mine.weight"])
+
+
+def test_tied_weights_are_one_tensor(tmp_path: Path) -> None:
+    model = load(tmp_path, config={"tie_word_embeddings": True})
+    assert model.weights.plans["output.weight"].names == model.weights.plans["token_embd.weight"].names
+    assert model.weights.array("output.weight") is model.weights.array("token_embd.weight")
+    assert any("ties the output" in warning for warning in model.weights.warnings)
+
+
+def test_prefixes_and_junk(tmp_path: Path) -> None:
+    stored: dict[str, Any] = {f"outer.{name}": a for name, a in tensors().items()}
+    stored |= dict.fromkeys(tensors())
+    stored |= {"outer.model.layers.0.self_attn.rotary_emb.inv_freq": rng(1), "vision.a": rng(2)}
+    model = load(tmp_path, '[match]\nprefix = ["", "outer."]\n[tensors]\nignore = ["vision.*"]\n', **stored)
+    assert model.weights.plans["layers.0.attn_q.weight"].names == ("outer.model.layers.0.self_attn.q_proj.weight",)
+
+
+def test_experts_and_heads_are_stacked(tmp_path: Path) -> None:
+    up = {f"model.layers.{i}.mlp.{e}.up.weight": rng(6, 8, seed=10 * i + e) for i in range(2) for e in range(3)}
+    more = {
+        f"model.layers.{i}.mlp.{e}.{p}.weight": rng(*s)
+        for i in range(2)
+        for e in range(3)
+        for p, s in (("gate", (6, 8)), ("down", (8, 6)))
+    }
+    more |= {f"model.layers.{i}.mlp.router.weight": rng(3, 8) for i in range(2)}
+    more |= {f"model.layers.{i}.heads.{h}.weight": rng(2, seed=h) for i in range(2) for h in range(4)}
+    gone = {f"model.layers.{i}.mlp.{p}_proj.weight": None for i in range(2) for p in ("gate", "up", "down")}
+    text = """
+[layers]
+flow = ["h = attn_norm(x)", "x += attn(h) + merge(head_norm(heads(h, H)))", "x += ffn(ffn_norm(x))"]
+[layers.head_norm]
+per_head = true
+[layers.ffn]
+block = "moe"
+experts = 3
+width = 6
+act = "silu"
+top_k = 1
+[tensors.layers]
+head_norm = "model.layers.{i}.heads.{h}"
+ffn_gate_inp = "model.layers.{i}.mlp.router"
+ffn_up_exps = "model.layers.{i}.mlp.{e}.up"
+ffn_gate_exps = "model.layers.{i}.mlp.{e}.gate"
+ffn_down_exps = "model.layers.{i}.mlp.{e}.down"
+"""
+    model = load(tmp_path, text, **up, **more, **gone)
+    got = model.weights.array("layers.1.ffn_up_exps.weight")
+    np.testing.assert_array_equal(got, np.stack([up[f"model.layers.1.mlp.{e}.up.weight"] for e in range(3)]))
+    assert model.weights.array("layers.0.head_norm.weight").shape == (4, 2)
+    with pytest.raises(CheckpointError, match=r"'model.layers.0.mlp.3.up.weight' is not in") as caught:
+        load(
+            tmp_path,
+            text.replace("experts = 3", "experts = 4"),
+            **up,
+            **{**more, "model.layers.0.mlp.router.weight": rng(4, 8)},
+            **gone,
+        )
+    assert "number of experts" in str(caught.value)
+
+
+def test_two_weights_of_one_tensor_are_two(tmp_path: Path) -> None:
+    """What is kept is told apart by all that the transform says: the part, the sizes, the value and its layer."""
+    text = """
+[layers.attn_norm]
+bias = true
+[layers.ffn_norm]
+bias = true
+[tensors.layers]
+"attn_norm.weight" = { from = "one", value = "w + i" }
+"attn_norm.bias" = { from = "one", value = "w * 2" }
+"ffn_norm.weight" = { from = "one", axes = "part", split = "part", sizes = [8] }
+"ffn_norm.bias" = { from = "one" }
+"""
+    gone = {
+        LAYER.format(i) + name + ".weight": None
+        for i in range(2)
+        for name in ("input_layernorm", "post_attention_layernorm")
+    }
+    one = rng(8)
+    weights = load(tmp_path, text, one=one, **gone).weights
+    for i in range(2):
+        np.testing.assert_array_equal(weights.array(f"layers.{i}.attn_norm.weight"), one + np.float32(i))
+        np.testing.assert_array_equal(weights.array(f"layers.{i}.attn_norm.bias"), one * 2)
+        np.testing.assert_array_equal(weights.array(f"layers.{i}.ffn_norm.weight"), one)
+
+
+def test_layers_beyond_the_config_are_told_and_ignored(tmp_path: Path) -> None:
+    model = load(tmp_path, config={"num_hidden_layers": 1}, **{n: a for n, a in tensors().items() if ".1." in n})
+    assert len(model.weights.warnings) == 9
+    assert all("belongs to layer 1; the config has 1 layers" in text for text in model.weights.warnings)
+
+
+def test_missing_tensors_are_told_once_with_the_like_of_them(tmp_path: Path) -> None:
+    gone = {LAYER.format(i) + "mlp.up_proj.weight": None for i in range(2)}
+    there = {LAYER.format(i) + "mlp.up_project.weight": rng(12, 8) for i in range(2)}
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path, **gone, **there)
+    text = str(caught.value)
+    assert text.count("has no tensor in") == 1
+    assert "nor have 1 other layers" in text
+    assert "did you mean 'model.layers.0.mlp.up_project.weight'?" in text
+    assert "is used by no part" not in text
+
+
+def test_unused_tensors_are_told_once_a_pattern(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path, **{LAYER.format(i) + "extra.weight": rng(3) for i in range(2)}, other=rng(4))
+    text = str(caught.value)
+    assert "'model.layers.0.extra.weight' [3] and 1 like it are used by no part" in text
+    assert "'other' [4] is used by no part" in text
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    gone = {name: None for name in tensors() if ".1." in name}
+    with pytest.raises(CheckpointError, match="layer 1 of 'layers' lack tensors in") as caught:
+        load(tmp_path, **gone)
+    assert "counts more layers" in caught.value.fix
+
+
+def test_many_problems_are_cut_short(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path, **{f"extra{chr(97 + n)}": rng(3) for n in range(20)})
+    assert "(and 12 more)" in str(caught.value)
+    assert len(str(caught.value)) < 2500
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.0.b.12.c", "a.{i}.b.{i}.c"), ("h.3.w", "h.{i}.w"), ("w0.x", "w0.x"), ("a.1", "a.1"), ("1.a", "1.a")],
+)
+def test_patterns(name: str, expected: str) -> None:
+    assert pattern(name) == expected
+
+
+def test_bad_entries_of_unused_roles_do_not_stop_a_model(tmp_path: Path) -> None:
+    load(tmp_path, '[tensors.layers]\nnobody = { from = "x", axes = "((" }\n')
+    problems = check_problems(tmp_path / "own.toml", tmp_path / "model")
+    assert [type(problem) for problem in problems] == [SpecError]
+
+
+def test_fused_projections_of_a_gguf_stand_in_for_their_parts(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    for call, number in (
+        ("block_count", 1),
+        ("embedding_length", 8),
+        ("feed_forward_length", 12),
+        ("head_count", 4),
+        ("head_count_kv", 2),
+    ):
+        getattr(writer, f"add_{call}")(number)
+    shapes = {
+        "token_embd": (16, 8),
+        "output_norm": (8,),
+        "blk.0.attn_norm": (8,),
+        "blk.0.ffn_norm": (8,),
+        "blk.0.attn_qkv": (16, 8),
+    }
+    shapes |= {
+        "blk.0.attn_output": (8, 8),
+        "blk.0.ffn_gate": (12, 8),
+        "blk.0.ffn_up": (12, 8),
+        "blk.0.ffn_down": (8, 12),
+    }
+    stored = {f"{name}.weight": rng(*shape) for name, shape in shapes.items()}
+    for name, array in stored.items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    weights = load_model(tmp_path / "m.gguf").weights
+    q, k, v = np.split(stored["blk.0.attn_qkv.weight"], [8, 12])
+    for role, want in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
+        np.testing.assert_array_equal(weights.array(f"layers.0.{role}.weight"), want)
