@@ -7,7 +7,8 @@ print(llm.generate("The capital of France is", SamplingParams(max_tokens=16)).te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from .runtime.engine import Sequence as Running
 from .runtime.executor import ReferenceExecutor
 from .runtime.model import Model, load_model
 from .runtime.sampler import SamplingParams
+from .spec.expression import show
 from .text import Detokenizer, StopMatcher, Tokenizer, encode_chat, load_tokenizer
 from .weights.locate import locate
 
@@ -52,7 +54,8 @@ class Chunk:
 
 
 class LLM:
-    """A model in this process. One thread at a time; use as a context manager to close its files.
+    """A model in this process; use as a context manager to close its files. Threads may share it: they take turns, step by
+    step, and what they run is batched together.
 
     `model`: a directory, a ``.gguf``/``.safetensors``/``.bin`` file, ``org/name[:QUANT]``, ``pypi:PACKAGE[==VERSION]``, or
     None for the demo model. `spec`: a shipped spec's name or a ``.toml`` file; None finds it by the model's own config.
@@ -73,8 +76,13 @@ class LLM:
     ) -> None:
         if engine != "reference":
             raise ArgumentError(f"there is no engine '{engine}'", where="engine", fix="use 'reference'")
-        if token_budget < 1:
-            raise ArgumentError(f"it is {token_budget}", where="token_budget", fix="it must be at least 1")
+        _whole("token_budget", token_budget)
+        if max_model_len is not None:
+            _whole("max_model_len", max_model_len)
+        if config is not None and not isinstance(config, Mapping):
+            raise ArgumentError(f"it is {show(config)}", where="config", fix="pass a dict of the config's keys")
+        self._lock = threading.RLock()  # around the engine
+        self._closed = False
         self.path = locate(None if model is None else str(model), offline=offline)
         self.model: Model = load_model(self.path, spec, config)
         self.tokenizer: Tokenizer | None = load_tokenizer(self.model.source, self.path)
@@ -88,20 +96,19 @@ class LLM:
         )
 
     def _length(self, asked: int | None) -> int:
-        own = self.model.config.get("max_position_embeddings") or self.model.config.get("n_positions") or DEFAULT_LENGTH
-        if asked is None:
-            return min(int(own), DEFAULT_LENGTH)
-        if not 1 <= asked <= 1 << 24:
-            raise ArgumentError(f"it is {asked}", where="max_model_len", fix="it must be from 1 to 2^24")
-        return asked
+        if asked is not None:
+            return asked
+        own = self.model.config.get("max_position_embeddings") or self.model.config.get("n_positions")
+        return int(own) if isinstance(own, int | float) and 1 <= own < DEFAULT_LENGTH else DEFAULT_LENGTH
 
     @property
     def eos_ids(self) -> frozenset[int]:
         """Every id that ends an answer: the union of what the model's files declare."""
         if self.tokenizer is not None:
             return self.tokenizer.eos_ids
-        generation = self.model.config.get("generation") or {}
-        declared = [self.model.config.get("eos_token_id"), generation.get("eos_token_id")]
+        generation = self.model.config.get("generation")
+        tables = [self.model.config, generation if isinstance(generation, Mapping) else {}]
+        declared = [table.get("eos_token_id") for table in tables]
         flat = [i for d in declared for i in (d if isinstance(d, list) else [d])]
         return frozenset(i for i in flat if isinstance(i, int))
 
@@ -123,7 +130,7 @@ class LLM:
         sampling = _sampling(params, options)
         if isinstance(prompts, str):
             return self._complete([prompts], sampling)[0]
-        return self._complete(list(prompts), sampling)
+        return self._complete(_items(prompts), sampling)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Iterator[Chunk]:
         """The answer as it comes. The texts, put together, are `generate`'s. Closing the iterator stops the work."""
@@ -145,37 +152,63 @@ class LLM:
         return encode_chat(self._need_tokenizer(), messages)
 
     def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
-        answer = _Answer(self, ids, params, 0)
+        answer = self._start(ids, params, 0)
         try:
-            for event in self._engine.run():
-                chunk = answer.take(event)
-                if chunk.token is not None:
-                    yield chunk
-                if chunk.finish:
-                    return
+            yield from self._run([answer])
         finally:
-            self._engine.abort(answer.sequence)
+            self._abort(answer)
 
     def _complete(self, prompts: list[Prompt], params: SamplingParams) -> list[Completion]:
         all_ids = [self._ids(p) for p in prompts]
         answers: list[_Answer] = []
         try:
-            answers.extend(_Answer(self, ids, params, n) for n, ids in enumerate(all_ids))
-            by_sequence = {id(a.sequence): a for a in answers}
-            for event in self._engine.run():
-                by_sequence[id(event.sequence)].take(event)
+            for n, ids in enumerate(all_ids):
+                answers.append(self._start(ids, params, n))
+            for _ in self._run(answers):
+                pass
         finally:
             for answer in answers:
-                self._engine.abort(answer.sequence)
+                self._abort(answer)
         return [a.completion() for a in answers]
+
+    def _start(self, ids: list[int], params: SamplingParams, index: int) -> _Answer:
+        with self._lock:
+            return _Answer(self._engine.add(ids, params, index), self.tokenizer, self.eos_ids)
+
+    def _abort(self, answer: _Answer) -> None:
+        with self._lock:
+            self._engine.abort(answer.sequence)
+
+    def _run(self, answers: Sequence[_Answer]) -> Iterator[Chunk]:
+        """The chunks of `answers` until all have ended. Whoever finds no news steps the engine for everybody: the events of
+        other streams and threads wait in their sequences' inboxes."""
+        live = list(answers)
+        while live:
+            with self._lock:
+                if not any(answer.sequence.inbox for answer in live):
+                    for event in self._open().step():
+                        event.sequence.inbox.append(event)
+            for answer in live:
+                while answer.sequence.inbox and answer.finish is None:
+                    chunk = answer.take(answer.sequence.inbox.popleft())
+                    if answer.finish is not None:
+                        self._abort(answer)
+                    yield chunk
+            live = [answer for answer in live if answer.finish is None]
+
+    def _open(self) -> Engine:
+        if self._closed:
+            raise ArgumentError("the model is closed", where=str(self.path), fix="use it inside its 'with' block")
+        return self._engine
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.encode(prompt)
-        ids: Sequence[object] = prompt
-        if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
-            raise ArgumentError("a prompt is a str or a list of token ids", where="prompt", fix="pass text, or ints")
-        return [int(i) for i in prompt]
+        ids = _items(prompt)
+        for item in ids:
+            if not isinstance(item, int | np.integer) or isinstance(item, bool):
+                raise _no_prompt(item)
+        return [int(i) for i in ids]
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -187,7 +220,9 @@ class LLM:
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """Next-token logits at every position, float32 [len(ids), vocab]."""
-        return self._engine.forward(self._ids(ids))["logits"]
+        numbers = self._ids(ids)
+        with self._lock:
+            return self._open().forward(numbers)["logits"]
 
     def forward(self, ids: Sequence[int], capture: Sequence[str]) -> dict[str, np.ndarray]:
         """The named tensors of a run over `ids`, float32, first axis the tokens: ``["layers.3.attn_norm", "logits"]``.
@@ -195,11 +230,15 @@ class LLM:
         `tensor_names` lists the names. Raises ArgumentError for one that is not there.
         """
         names = self.model.graph.names
-        for name in capture:
+        if isinstance(capture, str) or not isinstance(capture, Iterable):
+            raise ArgumentError(f"it is {show(capture)}", where="capture", fix='pass a list: ["logits"]')
+        for name in (wanted := list(capture)):
             if name not in names:
-                fix = did_you_mean(name, names) or "llm.tensor_names lists them"
+                fix = did_you_mean(str(name), names) or "llm.tensor_names lists them"
                 raise ArgumentError(f"there is no tensor '{name}'", where="capture", fix=fix)
-        return self._engine.forward(self._ids(ids), list(capture))
+        numbers = self._ids(ids)
+        with self._lock:
+            return self._open().forward(numbers, wanted)
 
     @property
     def tensor_names(self) -> list[str]:
@@ -207,8 +246,10 @@ class LLM:
         return list(self.model.graph.names)
 
     def close(self) -> None:
-        """Close the model's files."""
-        self.model.source.close()
+        """Close the model's files. Answers that are still running end with an ArgumentError."""
+        with self._lock:
+            self._closed = True
+            self.model.source.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -222,21 +263,22 @@ class LLM:
 class _Answer:
     """One sequence on its way to text: detokeniser and stop strings."""
 
-    def __init__(self, llm: LLM, ids: list[int], params: SamplingParams, index: int) -> None:
-        self.sequence: Running = llm._engine.add(ids, params, index)
-        self.engine = llm._engine
-        self.detokenizer = None if llm.tokenizer is None else Detokenizer(llm.tokenizer, continuation=True)
-        self.stops = StopMatcher(list(params.stop))
+    def __init__(self, sequence: Running, tokenizer: Tokenizer | None, eos: Collection[int]) -> None:
+        self.sequence = sequence
+        self.eos = eos
+        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, continuation=True)
+        self.stops = StopMatcher(list(sequence.params.stop))
+        self.ids: list[int] = []  # the sequence may run ahead of what was taken
         self.pieces: list[str] = []
         self.finish: str | None = None
 
     def take(self, event: Event) -> Chunk:
-        """The text that `event` makes certain."""
-        if event.sequence is not self.sequence or self.finish is not None:
-            return Chunk("", None)
-        ended = event.token in self.engine.eos and event.finish == "stop"
+        """The text that `event` makes certain. Raises the event's error."""
+        if event.error is not None or event.token is None:
+            raise event.error or AssertionError("an event without a token has an error")
+        self.ids.append(event.token)
         text = ""
-        if self.detokenizer is not None and event.token is not None and not ended:
+        if self.detokenizer is not None and not (event.token in self.eos and event.finish == "stop"):
             text = self.detokenizer.push(event.token)
         if event.finish is not None and self.detokenizer is not None:
             text += self.detokenizer.flush()
@@ -244,18 +286,31 @@ class _Answer:
         self.finish = event.finish
         if self.stops.matched is not None:
             self.finish = "stop"
-            self.engine.abort(self.sequence)
         elif event.finish is not None:
             text += self.stops.flush()
         self.pieces.append(text)
         return Chunk(text, event.token, self.finish, self.stops.matched)
 
     def completion(self) -> Completion:
-        ids = self.sequence.ids
-        prompt = self.sequence.prompt
-        return Completion(
-            "".join(self.pieces), tuple(ids[prompt:]), tuple(ids[:prompt]), self.finish or "length", self.stops.matched
-        )
+        prompt = tuple(self.sequence.ids[: self.sequence.prompt])
+        return Completion("".join(self.pieces), tuple(self.ids), prompt, self.finish or "length", self.stops.matched)
+
+
+def _items(value: Any) -> list[Any]:
+    """The elements of what should be a list."""
+    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
+        raise _no_prompt(value)
+    return list(value)
+
+
+def _no_prompt(value: object) -> ArgumentError:
+    fix = "pass text, or a list of ints; several prompts are a list of those: [[1, 2], [3]]"
+    return ArgumentError(f"{show(value)} is none: a prompt is a str or a list of token ids", where="prompt", fix=fix)
+
+
+def _whole(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 24:
+        raise ArgumentError(f"it is {show(value)}", where=name, fix="it must be a whole number from 1 to 2^24")
 
 
 def _sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
@@ -264,6 +319,8 @@ def _sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> Samp
             "give SamplingParams or keywords, not both", where="params", fix="put all in SamplingParams"
         )
     if params is not None:
+        if not isinstance(params, SamplingParams):
+            raise ArgumentError(f"it is {show(params)}", where="params", fix="pass SamplingParams(…), or keywords")
         return params
     known = SamplingParams.__dataclass_fields__
     for name in options:

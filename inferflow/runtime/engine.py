@@ -35,15 +35,18 @@ class Sequence:
     past: int = 0
     blocks: list[int] = field(default_factory=list)
     finish: str | None = None
+    inbox: deque[Event] = field(default_factory=deque)  # for its owner: who steps the engine may be somebody else
 
 
 @dataclass(frozen=True)
 class Event:
-    """One new token of `sequence`, or its end (`token` None). `finish` is ``stop`` or ``length`` on the last one."""
+    """One new token of `sequence`, or its end (`token` None). `finish` is ``stop``, ``length``, or ``error`` (with `error`)
+    on the last one."""
 
     sequence: Sequence
     token: int | None
     finish: str | None
+    error: InferflowError | None = None
 
 
 class Engine:
@@ -89,18 +92,23 @@ class Engine:
             )
 
     def step(self) -> list[Event]:
-        """One step for all running sequences; what it produced."""
+        """One step for all running sequences; what it produced. A step that raises has changed nothing."""
         work = self.schedule()
         if not work:
             return []
         batch, ready = self.batch(work)
         logits = self.executor.run(batch, self.cache)
+        for sequence, count in work:
+            sequence.past += count
         return [self.advance(sequence, row) for sequence, row in zip(ready, logits, strict=True)]
 
     def run(self) -> Iterator[Event]:
-        """Steps until nothing is left."""
+        """Steps until nothing is left. Raises the error of a sequence that fails."""
         while self.waiting or self.running:
-            yield from self.step()
+            for event in self.step():
+                if event.error is not None:
+                    raise event.error
+                yield event
 
     def abort(self, sequence: Sequence) -> None:
         """Drop a sequence, wherever it is. Idempotent."""
@@ -142,19 +150,20 @@ class Engine:
             spans.append(Span(len(tokens), count, past, tuple(sequence.blocks), sequence.limit))
             tokens += sequence.ids[past : past + count]
             positions += range(past, past + count)
-            sequence.past += count
-            if sequence.past == len(sequence.ids):
+            if past + count == len(sequence.ids):
                 rows.append(len(tokens) - 1)
                 ready.append(sequence)
         ids, where = np.asarray(tokens, np.int64), np.asarray(positions, np.int64)
         return StepBatch(ids, where, tuple(spans), np.asarray(rows, np.int64)), ready
 
     def advance(self, sequence: Sequence, logits: np.ndarray) -> Event:
-        """Sample one token; finish on an end token or at the limit."""
+        """Sample one token; finish on an end token or at the limit. NaN fails this sequence, and no other."""
         if not np.isfinite(logits.max()):
-            raise InferflowError(
-                "the model gives no finite logits", where="step", fix="the weights are corrupt, or the spec is wrong"
-            )
+            self.abort(sequence)
+            sequence.finish = "error"
+            fix = "the weights are corrupt, or the spec is wrong"
+            error = InferflowError("the model gives no finite logits", where="step", fix=fix)
+            return Event(sequence, None, sequence.finish, error)
         token = sample(logits, sequence.params, sequence.seed, len(sequence.ids))
         sequence.ids.append(token)
         if token in self.eos and not sequence.params.ignore_eos:

@@ -11,7 +11,10 @@ __all__ = ["BlockPool", "KVCache"]
 
 
 class KVCache:
-    """Keys and values of every caching node: ``keys[node]`` is float32 [blocks, block_size, kv_heads, head_dim]."""
+    """Keys and values of every caching node: ``keys[node]`` is float32 [blocks, block_size, kv_heads, head_dim].
+
+    Raises UnsupportedError where there is no memory for that.
+    """
 
     def __init__(self, graph: Graph, blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -20,8 +23,12 @@ class KVCache:
         for n in graph.caches:
             k, v = (graph.values[i].shape for i in graph.nodes[n].inputs[1:3])
             for store, shape in ((self.keys, k), (self.values, v)):
-                # np.zeros maps pages lazily: memory is used as blocks are written
-                store[n] = np.zeros((blocks, block_size, shape[1].size or 0, shape[2].size or 0), np.float32)
+                sizes = (blocks, block_size, shape[1].size or 0, shape[2].size or 0)
+                try:  # np.zeros maps pages lazily: memory is used as blocks are written
+                    store[n] = np.zeros(sizes, np.float32)
+                except (MemoryError, ValueError):
+                    reason = f"there is no memory for a KV cache of {blocks * block_size} positions"
+                    raise UnsupportedError(reason, where="max_model_len", fix="lower max_model_len") from None
 
 
 class BlockPool:

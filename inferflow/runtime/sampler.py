@@ -6,12 +6,13 @@ Randomness is a function of (seed, sequence index, position) alone, so an answer
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import ArgumentError
+from ..spec.expression import show
 
 __all__ = ["SamplingParams", "probabilities", "sample"]
 
@@ -34,8 +35,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
+        self._normalise()
         stops: Sequence[object] = self.stop
         checks: list[tuple[str, bool, str]] = [
             ("temperature", _number(self.temperature) and 0 <= self.temperature <= 100, "a number from 0 to 100"),
@@ -50,17 +50,30 @@ class SamplingParams:
             ("max_tokens", self.max_tokens is None or (_whole(self.max_tokens) and self.max_tokens > 0), "at least 1"),
             (
                 "stop",
-                all(isinstance(s, str) and s != "" for s in stops) and len(stops) <= 64,
+                isinstance(stops, tuple) and all(isinstance(s, str) and s for s in stops) and len(stops) <= 64,
                 "up to 64 strings, none empty",
             ),
+            ("ignore_eos", isinstance(self.ignore_eos, bool), "True or False"),
         ]
         for name, good, want in checks:
             if not good:
-                raise ArgumentError(f"it is {getattr(self, name)!r:.60}", where=name, fix=f"it must be {want}")
+                raise ArgumentError(f"it is {show(getattr(self, name))}", where=name, fix=f"it must be {want}")
+
+    def _normalise(self) -> None:
+        """NumPy's numbers become Python's; one stop string, none, or any collection of them becomes a tuple."""
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, np.integer | np.floating):
+                object.__setattr__(self, name, value.item())
+        given: object = self.stop
+        stop = () if given is None else (given,) if isinstance(given, str) else given
+        if isinstance(stop, Iterable) and not isinstance(stop, bytes):
+            object.__setattr__(self, "stop", tuple(stop))
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole or (isinstance(value, float) and math.isfinite(value))
 
 
 def _whole(value: object) -> bool:
@@ -70,11 +83,13 @@ def _whole(value: object) -> bool:
 def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     """The distribution over the vocabulary (float64, sums to 1). The filters apply in the order top-k, top-p, min-p, on the
     distribution at the given temperature."""
-    scores = logits.astype(np.float64) / params.temperature
+    scores = logits.astype(np.float64)
+    with np.errstate(over="ignore"):  # the greatest is 0 at any temperature, however small; others may become -inf
+        scores = (scores - scores.max()) / params.temperature
     if 0 < params.top_k < len(scores):
         kth = np.partition(scores, -params.top_k)[-params.top_k]
         scores = np.where(scores >= kth, scores, -np.inf)
-    p = np.exp(scores - scores.max())
+    p = np.exp(scores)
     p /= p.sum()
     if params.top_p < 1:
         order = np.argsort(-p, kind="stable")

@@ -63,6 +63,8 @@ _ALLOWED: tuple[type, ...] = (
 
 def show(value: Any) -> str:
     """A value for a message, short however large it is."""
+    if isinstance(value, int) and abs(value) > MAX_INT:
+        return "an integer beyond 64 bits"  # whose repr() is slow, or an error
     return "a table" if isinstance(value, Mapping) else reprlib.repr(value)
 
 

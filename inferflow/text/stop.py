@@ -20,7 +20,7 @@ class StopMatcher:
         if isinstance(stops, str):
             raise ArgumentError("stops is a string", where="stop", fix="pass a list of strings")
         for stop in stops:
-            if not stop or type(stop) is not str:
+            if not stop or not isinstance(stop, str):
                 raise ArgumentError(f"{stop!r} is no stop string", where="stop", fix="pass non-empty strings")
         self._stops = tuple(dict.fromkeys(stops))
         self._fallbacks = [_fallback(stop) for stop in self._stops]

@@ -1,0 +1,249 @@
+"""Requests that are wrong, interrupted, interleaved or shared among threads: each ends cleanly, and the next is served."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from inferflow import LLM, SamplingParams
+from inferflow.errors import ArgumentError, InferflowError, UnsupportedError
+from tests.tiny import tensors, write
+
+ASKED: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
+PROMPT = [3, 4, 5]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[LLM]:
+    with LLM(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def answer(shared: LLM) -> tuple[int, ...]:
+    return shared.generate([PROMPT], **ASKED)[0].ids
+
+
+@pytest.fixture
+def llm(shared: LLM, answer: tuple[int, ...]) -> Iterator[LLM]:
+    """The model; afterwards it is idle, all its blocks are free, and it answers as before."""
+    yield shared
+    engine = shared._engine
+    assert not engine.running
+    assert not engine.waiting
+    assert sorted(engine.pool.free) == list(range(engine.pool.blocks))
+    assert shared.generate([PROMPT], **ASKED)[0].ids == answer
+
+
+WRONG: dict[str, Callable[[LLM], Any]] = {
+    "no prompt": lambda m: m.generate(None),  # type: ignore[call-overload]
+    "a number": lambda m: m.generate(5),  # type: ignore[call-overload]
+    "ids without a list around": lambda m: m.generate([3, 4, 5]),  # type: ignore[list-item]
+    "an array of ids": lambda m: m.generate(np.array([3, 4])),  # type: ignore[call-overload]
+    "bytes": lambda m: m.generate(b"ab"),  # type: ignore[call-overload]
+    "bytes in a list": lambda m: m.generate([b"\x03\x04"]),
+    "a dict": lambda m: m.generate({"prompt": "x"}),  # type: ignore[call-overload]
+    "None in a list": lambda m: m.generate([None]),  # type: ignore[list-item]
+    "nothing": lambda m: m.generate([[]]),
+    "negative": lambda m: m.generate([[-1]]),
+    "vocabulary": lambda m: m.generate([[67]]),
+    "2**63": lambda m: m.generate([[2**63]]),
+    "a float": lambda m: m.generate([[1.5]]),  # type: ignore[list-item]
+    "a word": lambda m: m.generate([["1"]]),  # type: ignore[list-item]
+    "true": lambda m: m.generate([[True]]),
+    "one good, one bad": lambda m: m.generate([[3], [-1]]),
+    "one good, one long": lambda m: m.generate([[3], [3] * 200]),
+    "as long as the context": lambda m: m.generate([[3] * 96]),
+    "logits of nothing": lambda m: m.logits(None),  # type: ignore[arg-type]
+    "a name for names": lambda m: m.forward([3], "logits"),
+    "no names": lambda m: m.forward([3], None),  # type: ignore[arg-type]
+    "a number for a name": lambda m: m.forward([3], [5]),  # type: ignore[list-item]
+    "a dict of parameters": lambda m: m.generate([[3]], {"temperature": 1}),  # type: ignore[call-overload]
+    "max_tokens of 10**30": lambda m: m.generate([[3]], max_tokens=10**30),
+    "temperature of 5000 digits": lambda m: m.generate([[3]], temperature=10**5000),
+    "a number for stop": lambda m: m.generate([[3]], stop=5),
+    "bytes for stop": lambda m: m.generate([[3]], stop=b"x"),
+    "a word for a flag": lambda m: m.generate([[3]], ignore_eos="no"),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
+def test_wrong_arguments(llm: LLM, call: Callable[[LLM], Any]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        call(llm)
+    assert caught.value.where
+    assert caught.value.fix
+    assert len(str(caught.value)) < 400
+
+
+class Text(str):
+    """A subclass, as libraries make them."""
+
+
+def test_arguments_that_are_unusual_and_right(llm: LLM, answer: tuple[int, ...]) -> None:
+    def ids(prompt: Any = PROMPT, **options: Any) -> tuple[int, ...]:
+        return llm.generate([prompt], **{**ASKED, **options})[0].ids
+
+    for options in ({"stop": None}, {"stop": {"x"}}, {"stop": Text("x")}, {"stop": [Text("x")]}, {"seed": 0}):
+        assert ids(**options) == answer
+    assert ids(np.array(PROMPT)) == ids(iter(PROMPT)) == ids(tuple(PROMPT)) == answer
+    assert ids(max_tokens=np.int64(6), top_k=np.int32(1), temperature=np.float32(3)) == answer
+    assert llm.generate([], **ASKED) == []
+    assert llm.forward([3], []) == {}
+    assert len(llm.generate([[3] * 95], ignore_eos=True)[0].ids) == 1
+    assert llm.logits([3] * 96).shape == (96, 67)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-100, 1e-10, 1e-5])
+def test_a_temperature_near_zero_is_greedy(llm: LLM, answer: tuple[int, ...], temperature: float) -> None:
+    assert llm.generate([PROMPT], temperature=temperature, seed=1, **ASKED)[0].ids == answer
+    assert llm.generate([PROMPT], temperature=1.0, top_p=5e-324, seed=1, **ASKED)[0].ids == answer
+
+
+def test_two_streams_at_once(llm: LLM, answer: tuple[int, ...]) -> None:
+    one, two = llm.stream(PROMPT, **ASKED), llm.stream(PROMPT, **ASKED)
+    both = list(zip(one, two, strict=True))
+    assert tuple(a.token for a, _ in both) == tuple(b.token for _, b in both) == answer
+    assert [a.finish for a, _ in both] == [None] * 5 + ["length"]
+
+
+def test_other_calls_in_the_middle_of_a_stream(llm: LLM, answer: tuple[int, ...]) -> None:
+    stream = llm.stream(PROMPT, **ASKED)
+    tokens = [next(stream).token]
+    assert llm.generate([PROMPT, [9]], **ASKED)[0].ids == answer
+    llm.logits([9, 9, 9])
+    with pytest.raises(ArgumentError):
+        llm.generate([[-1]])
+    assert (*tokens, *(chunk.token for chunk in stream)) == answer
+
+
+def test_abandoned_streams(llm: LLM) -> None:
+    for _ in range(20):
+        stream = llm.stream(PROMPT, max_tokens=60)
+        next(stream)
+        del stream
+    llm.stream(PROMPT, max_tokens=60)  # never begun
+
+
+def test_threads_share_a_model(llm: LLM, answer: tuple[int, ...]) -> None:
+    got: list[tuple[int | None, ...]] = []
+
+    def work(number: int) -> None:
+        for _ in range(4):
+            if number % 2:
+                got.append(llm.generate([[7, 8], PROMPT], **ASKED)[1].ids)
+            else:
+                got.append(tuple(chunk.token for chunk in llm.stream(PROMPT, **ASKED)))
+            llm.logits([3, 4])
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [answer] * 24
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), MemoryError(), InferflowError("no")], ids=lambda e: type(e).__name__
+)
+def test_a_step_that_fails_changes_nothing(
+    llm: LLM, answer: tuple[int, ...], error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bystander = llm.stream(PROMPT, **ASKED)
+    tokens = [next(bystander).token]
+    run, calls = llm._engine.executor.run, []
+
+    def failing(*args: Any) -> np.ndarray:
+        calls.append(1)
+        if len(calls) == 2:
+            raise error
+        return run(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine.executor, "run", failing)
+        with pytest.raises(type(error)):
+            llm.generate([[3], [4, 5, 6]], **ASKED)
+    assert (*tokens, *(chunk.token for chunk in bystander)) == answer
+
+
+def test_not_a_number_fails_its_own_request_only(tmp_path: Path) -> None:
+    weights = tensors()
+    weights["model.embed_tokens.weight"][66] = np.nan
+    with LLM(write(tmp_path, weights=weights)) as llm:
+        want = llm.generate([PROMPT], **ASKED)[0].ids
+        good = llm.stream(PROMPT, **ASKED)
+        tokens = [next(good).token]
+        with pytest.raises(InferflowError, match="no finite logits"):
+            llm.generate([[66]], max_tokens=2)
+        assert (*tokens, *(chunk.token for chunk in good)) == want
+        assert len(llm._engine.pool.free) == llm._engine.pool.blocks
+
+
+def test_a_closed_model_says_so(folder: Path) -> None:
+    llm = LLM(folder)
+    stream = llm.stream(PROMPT, **ASKED)
+    next(stream)
+    llm.close()
+    llm.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: next(stream),
+        lambda: llm.generate([[3]]),
+        lambda: llm.logits([3]),
+        lambda: llm.forward([3], ["logits"]),
+    ]
+    for call in calls:
+        with pytest.raises(ArgumentError, match="is closed"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_model_len": 0}, {"max_model_len": "8"}, {"max_model_len": True}, {"max_model_len": 1.5},
+        {"max_model_len": 1 << 25}, {"token_budget": 0}, {"token_budget": "x"}, {"config": 5}, {"config": [1]},
+        {"engine": None},
+    ],
+)  # fmt: skip
+def test_wrong_options_of_a_model(folder: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        LLM(folder, **options)
+    assert caught.value.where in options
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("length", [-5, 0, None, 48.0])
+def test_odd_lengths_in_a_config(folder: Path, length: Any) -> None:
+    with LLM(folder, config={"max_position_embeddings": length}) as llm:
+        assert llm.max_model_len == (48 if length == 48 else 8192)
+
+
+def test_odd_end_tokens_in_a_config(folder: Path, answer: tuple[int, ...]) -> None:
+    odd: list[dict[str, Any]] = [{"generation": "x"}, {"eos_token_id": "x"}, {"eos_token_id": [None, -1, 10**20]}]
+    for config in odd:
+        with LLM(folder, config=config) as llm:
+            assert llm.generate([PROMPT], max_tokens=6)[0].ids == answer
+    listed = {"eos_token_id": [1, answer[2]], "generation": {"eos_token_id": answer[3]}}
+    with LLM(folder, config=listed) as llm:
+        assert llm.generate([PROMPT], max_tokens=6)[0].finish == "stop"
+        assert llm.generate([PROMPT], SamplingParams(**ASKED))[0].ids == answer
+
+
+def test_no_memory_for_the_cache_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> np.ndarray:
+        raise MemoryError
+
+    monkeypatch.setattr("inferflow.runtime.kv_cache.np.zeros", full)
+    with pytest.raises(UnsupportedError, match="no memory") as caught:
+        LLM(folder)
+    assert caught.value.fix == "lower max_model_len"
