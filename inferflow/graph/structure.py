@@ -19,7 +19,7 @@ __all__ = ["structure_problems"]
 KEYS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "model": {"kind": "word", "flow": "any"},
-        "match": {"model_type": "words", "architectures": "words", "when": "word", "prefix": "words", "root": "word"},
+        "match": {"model_type": "words", "when": "word", "prefix": "words", "root": "word"},
         "gguf": {"arch": "words", "when": "word", "set": "table", "tensors": "table", "ignore": "list"},
     }
 )
