@@ -12,6 +12,8 @@ from ..errors import GraphError
 
 __all__ = ["TOKENS", "Axis", "Shape", "broadcast", "show"]
 
+MAX_NAME = 4000
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -20,6 +22,10 @@ class Axis:
     name: str
     size: int | None
     factors: tuple[Axis, ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.name) > MAX_NAME:
+            raise GraphError(f"an axis is put together from too many: {self.name[:60]}…", fix="use fewer")
 
     def __str__(self) -> str:
         return self.name if self.size is None else f"{self.name}={self.size}"

@@ -22,7 +22,7 @@ from .flow_evaluator import FlowEvaluator, tensors
 from .graph import Graph, Value, Weight
 from .graph import Node as GraphNode
 from .parts import STACK_KEYS, Part, choose, part_tables, resolve_part, word_list
-from .primitives import PRIMITIVES
+from .primitives import PRIMITIVES, count
 from .scope import BlockScope, ModelScope, axis_factors, literal, resolve_node
 from .select import select_rows
 from .structure import structure_problems
@@ -33,6 +33,8 @@ MAX_LAYERS = 4096
 MAX_NODES = 300_000
 MAX_STEPS = 100_000  # lines of flows; a large model takes some thousands
 MAX_DEPTH = 12
+MAX_ELEMENTS = 1 << 26  # of one value, for one token
+CALL = 50  # the work of calling a part, or adding a node
 
 
 @dataclass
@@ -125,7 +127,13 @@ class Builder:
         """Add a node, proving its shapes; the new values are called `name`."""
         if len(self.nodes) >= MAX_NODES:
             raise GraphError(f"the graph has more than {MAX_NODES} nodes", fix="check the number of layers")
+        self.model.spend(CALL, Where())
         shapes = PRIMITIVES[op].infer(tuple(v.shape for v in inputs), params)
+        for shape in shapes:
+            if op != "param" and (size := count(shape)) > MAX_ELEMENTS:
+                raise GraphError(
+                    f"a value has {size} elements for each token", fix=f"at most {MAX_ELEMENTS} can be held"
+                )
         many = len(shapes) > 1
         made = [self.value(f"{name}.{n}" if many else name, shape) for n, shape in enumerate(shapes)]
         if op == "sdpa":
@@ -214,6 +222,7 @@ class Builder:
     def call_part(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
         """The value of calling part `name`; an absent part (``if`` is false) gives its argument back."""
         self.model.touch(table.where)
+        self.model.spend(CALL, table.where)
         condition = table.get("if")
         if condition is not None and not resolve_node(condition, frame.scope):
             return args[0] if args else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import GraphError, SpecError, did_you_mean
 from ..spec.expression import FUNCTIONS, Evaluator, column_of
 from ..spec.flow import Assignment
-from ..spec.signature import ACTIVATIONS, check_type
+from ..spec.signature import ACTIVATIONS, LARGEST, check_type
 from .graph import Value
 from .primitives import PRIMITIVES, UNARY, Primitive
 from .scope import TableValue, resolve_node
@@ -106,7 +106,7 @@ class FlowEvaluator(Evaluator):
         if isinstance(left, Value) and isinstance(right, Value):
             return self.emit("binary", [left, right], {"kind": kind, "number": None, "swap": False})
         tensor, number = (left, right) if isinstance(left, Value) else (right, left)
-        if isinstance(number, bool) or not isinstance(number, int | float):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < LARGEST:
             side = node.right if isinstance(node, ast.BinOp) and tensor is left else getattr(node, "left", node)
             raise self.fail(side, self.describe(side, number), "a tensor is combined with tensors and numbers")
         neutral = _NEUTRAL.get(kind)

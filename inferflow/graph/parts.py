@@ -118,6 +118,9 @@ class _Both(Scope):
     def touch(self, where: Where) -> None:
         self.own.touch(where)
 
+    def spend(self, work: int, where: Where) -> None:
+        self.own.spend(work, where)
+
 
 def _inherited(node: Node, block: Node | None, spec: Spec) -> bool:
     """True when `node` was written in a file that the one which chose the block extends."""

@@ -21,6 +21,7 @@ __all__ = ["PRIMITIVES", "UNARY", "Cost", "Primitive", "cost"]
 
 Shapes = tuple[Shape, ...]
 Params = Mapping[str, Any]
+MAX_DIMS = 8
 UNARY = ("exp", "log", "sqrt", "abs", "floor", *dict.fromkeys(ACTIVATIONS.values()))
 
 
@@ -98,9 +99,21 @@ def linear_multiplies(shapes: Shapes, p: Params) -> int:
     return rows * int(p["out"].size) * int(last(shapes[0]).size or 0)
 
 
+def normed(shapes: Shapes, p: Params) -> Shapes:
+    if p["eps"] < 0:
+        raise GraphError(f"eps is {p['eps']}", fix="a norm's eps is not negative")
+    return (shapes[0],)
+
+
 def norm_weights(shapes: Shapes, p: Params) -> list[tuple[str, Shape]]:
     shape = shapes[0][-2:] if p["per_head"] else shapes[0][-1:]
     return [(slot, shape) for slot in ("weight", "bias") if p[slot]]
+
+
+def stored(shapes: Shapes, p: Params) -> Shapes:
+    if not 0 < len(p["shape"]) <= MAX_DIMS:
+        raise GraphError(f"a tensor of {len(p['shape'])} axes", fix=f"write shape with 1 to {MAX_DIMS} sizes")
+    return (tuple(p["shape"]),)
 
 
 # ------------------------------------------------------------------------------------------------ shape
@@ -234,10 +247,10 @@ def _catalogue() -> Mapping[str, Primitive]:
               multiplies=linear_multiplies, owns_weights=True),
         _make("norm", "RMS, layer (mean removed) or L2 normalisation over the last axis, times w (or 1 + w), plus b",
               {"kind": "rms | layer | l2 = rms", "eps": "number = 1e-5", "weight": "bool = True", "bias": "bool = False",
-               "add_one": "bool = False", "per_head": "bool = False"}, (1, 1), same, weights=norm_weights,
+               "add_one": "bool = False", "per_head": "bool = False"}, (1, 1), normed, weights=norm_weights,
               multiplies=lambda s, p: 2 * count(s[0]), owns_weights=True),
         _make("param", "a tensor of the file, used as a value", {"shape": "list"}, (0, 0),
-              lambda s, p: (tuple(p["shape"]),), weights=lambda s, p: [("value", tuple(p["shape"]))], owns_weights=True),
+              stored, weights=lambda s, p: [("value", tuple(p["shape"]))], owns_weights=True),
         _make("act", "an activation or another function of one number", {"kind": "any"}, (1, 1), same,
               multiplies=lambda s, p: count(s[0])),
         _make("xielu", "activation with two learned alphas (arXiv 2411.13010): xielu(x, alpha_p, alpha_n)",

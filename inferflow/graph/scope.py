@@ -18,6 +18,7 @@ from ..spec.signature import Parameter, Signature, check_type
 __all__ = ["BlockScope", "ModelScope", "TableValue", "resolve_node"]
 
 MAX_CHAIN = 100
+MAX_WORK = 2_000_000  # of one spec: some seconds; the largest models take a fifth
 
 
 class TableValue(Mapping[str, Any]):
@@ -81,10 +82,11 @@ class ModelScope(Scope):
         self.pending: list[str] = []
         self.used_layer = False
         self.read: set[Where] = set()
+        self.work = [0]
 
     def at(self, layer: int | None) -> ModelScope:
         scope = ModelScope(self.let, self.config, self.tensors)
-        scope.layer, scope.shared, scope.read = layer, self.shared, self.read
+        scope.layer, scope.shared, scope.read, scope.work = layer, self.shared, self.read, self.work
         return scope
 
     def has(self, tensor: str) -> bool:
@@ -92,6 +94,12 @@ class ModelScope(Scope):
 
     def touch(self, where: Where) -> None:
         self.read.add(where)
+
+    def spend(self, work: int, where: Where) -> None:
+        self.work[0] += work
+        if self.work[0] > MAX_WORK:
+            fix = "use fewer layers, shorter lists and shorter expressions"
+            raise SpecError("the spec takes too much work for this config", where=str(where) if where.line else "", fix=fix)
 
     def names(self) -> Sequence[str]:
         return ["cfg", "i", *self.let]
@@ -152,6 +160,9 @@ class BlockScope(Scope):
 
     def touch(self, where: Where) -> None:
         self.model.touch(where)
+
+    def spend(self, work: int, where: Where) -> None:
+        self.model.spend(work, where)
 
     def lookup(self, name: str) -> Any:
         if name in self.cache:

@@ -22,6 +22,8 @@ else:  # pragma: no cover - the same parser under its older name
 __all__ = ["Leaf", "Node", "Table", "Where", "make_table", "parse_toml"]
 
 MAX_BYTES = 1 << 20
+MAX_DOTS = 200  # in a line: the parser takes quadratic time and memory for dotted keys
+MAX_INT = 1 << 63
 Path = tuple[Any, ...]
 
 
@@ -88,6 +90,10 @@ def parse_toml(text: str, file: str) -> Table:
     text = text.removeprefix("\ufeff")  # a byte order mark, as some editors write
     if len(text) > MAX_BYTES:
         raise SpecError(f"the file has {len(text)} characters", where=file, fix=f"a spec has at most {MAX_BYTES}")
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > MAX_DOTS:
+            fix = "break the line, or flatten the tables"
+            raise SpecError(f"a line with more than {MAX_DOTS} dots", where=f"{file}:{number}:1", fix=fix)
     try:
         data = tomllib.loads(text)
         places = _Scanner(text, file).scan()
@@ -95,6 +101,8 @@ def parse_toml(text: str, file: str) -> Table:
     except tomllib.TOMLDecodeError as error:
         reason, place = _position(str(error), text, file)
         raise SpecError(f"not valid TOML: {reason}", where=str(place), fix="see https://toml.io") from None
+    except ValueError as error:  # Python refuses to read a number of thousands of digits
+        raise SpecError(f"not valid TOML: {str(error)[:100]}", where=file, fix="write smaller numbers") from None
     except RecursionError:
         raise SpecError("nested too deeply", where=file, fix="flatten the tables") from None
 
@@ -117,6 +125,8 @@ def _build(data: Any, path: Path, places: dict[Path, Where], outer: Where) -> No
         return Leaf([_build(v, (*path, n), places, where) for n, v in enumerate(data)], where)
     if not isinstance(data, str | int | float | bool) and data is not None:
         raise SpecError(f"a {type(data).__name__} is not used in specs", where=str(where), fix="write a string")
+    if isinstance(data, int) and abs(data) > MAX_INT:
+        raise SpecError("the integer does not fit in 64 bits", where=str(where), fix="write it as a float")
     return Leaf(data, where)
 
 

@@ -18,14 +18,13 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import SpecError, did_you_mean
-from .document import Where
+from .document import MAX_INT, Where
 
 __all__ = ["FUNCTIONS", "Evaluator", "Scope", "column_of", "evaluate", "parse_expression"]
 
 MAX_CHARS = 2000
 MAX_NODES = 400
 MAX_DEPTH = 40
-MAX_INT = 1 << 63
 MAX_EXPONENT = 64
 MAX_LENGTH = 65536
 
@@ -84,16 +83,27 @@ def _expand(pattern: Any) -> list[Any]:
     """``[[["global", "local"], 2]]`` → ``["global", "local", "global", "local"]``: run-length lists of layer kinds."""
     out: list[Any] = []
     for kinds, repeat in pattern:
-        if not isinstance(repeat, int) or len(kinds) * repeat > 4096:
+        if not isinstance(repeat, int) or len(out) + len(kinds) * repeat > 4096:
             raise ValueError("repeats must be integers, and at most 4096 entries in all")
         out.extend(list(kinds) * repeat)
     return out
+
+
+def _sum(values: Any) -> Any:
+    """Of numbers only: lists would be put together in quadratic time."""
+    if not all(isinstance(value, int | float) for value in values):
+        raise TypeError("it takes a list of numbers")
+    return sum(values)
 
 
 def _round_to(value: float, dtype: str | None) -> float:
     """`value` as a scalar of `dtype` holds it: ``round_to(55.43, "bfloat16") == 55.5``. Other dtypes leave it alone."""
     import numpy as np
 
+    if not isinstance(value, int | float):
+        raise TypeError("it takes a number")
+    if not abs(value) < 1e30:
+        return value
     if dtype == "bfloat16":
         bits = int(np.float32(value).view(np.uint32))
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
@@ -120,7 +130,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "round_to": _round_to,
         "sqrt": math.sqrt,
         "startswith": lambda s, head: isinstance(s, str) and s.startswith(head),
-        "sum": sum,
+        "sum": _sum,
     }
 )
 
@@ -140,6 +150,9 @@ class Scope:
 
     def touch(self, where: Where) -> None:
         """Told of every value that is read, by where it was written (the linter lists those that never are)."""
+
+    def spend(self, work: int, where: Where) -> None:
+        """Told of all work, about a microsecond each; SpecError when a spec takes too much of it."""
 
 
 class DictScope(Scope):
@@ -235,6 +248,7 @@ class Evaluator:
         return SpecError(f"{reason} in '{self.text[:120]}'", where=str(column_of(node, self.where, self.text)), fix=fix)
 
     def visit(self, node: ast.AST) -> Any:
+        self.scope.spend(1, self.where)
         return getattr(self, f"visit_{type(node).__name__}")(node)
 
     def visit_Constant(self, node: ast.Constant) -> Any:
@@ -261,7 +275,7 @@ class Evaluator:
             raise self.fail(
                 node, f"'{ast.unparse(node.value)}' has no keys: it is {show(value)}", "only tables have keys"
             )
-        return value.get(node.attr)
+        return self.bounded(node, value.get(node.attr))
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         value, index = self.visit(node.value), self.visit(node.slice)
@@ -366,6 +380,8 @@ class Evaluator:
             raise self.fail(node, "the value is too long", f"strings and lists have at most {MAX_LENGTH} elements")
         if isinstance(value, complex):
             raise self.fail(node, "the value is complex", "check the sign under the root")
+        if isinstance(value, str | list):
+            self.scope.spend(len(value), self.where)
         return value
 
     def describe(self, node: ast.AST, value: Any) -> str:

@@ -8,7 +8,6 @@ everything else as an expression that yields one. Without a default a parameter 
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from .expression import parse_expression, show
 
 __all__ = ["ACTIVATIONS", "Parameter", "Signature", "check_type", "parse_signature"]
 
+LARGEST = 3.4e38  # of a number: it will be float32
 TYPES = ("int", "number", "bool", "axis", "act", "list", "table", "any")
 # What configs call the activations -> the primitive's name. "gelu" is the exact one (erf).
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
@@ -76,13 +76,13 @@ def check_type(parameter: Parameter, value: Any, where: Where) -> Any:
     if value is None and parameter.optional:
         return None
     kind = parameter.type
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
     if kind in ("int", "axis") and isinstance(value, float) and value.is_integer():
         value = int(value)
     good = {
-        "int": isinstance(value, int) and not isinstance(value, bool),
+        "int": number and isinstance(value, int) and abs(value) < 1 << 62,
         "axis": isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31,
-        "number": number and math.isfinite(value),
+        "number": number,
         "bool": isinstance(value, bool),
         "list": isinstance(value, list | tuple),
         "table": isinstance(value, Mapping) or value is True,

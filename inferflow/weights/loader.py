@@ -124,6 +124,7 @@ class _Planner:
         self.prefixes = [""] if self.gguf else [prefixes] if isinstance(prefixes, str) else list(prefixes)
         self.weights = graph.weights
         self.looked_at: set[str] = set()  # by weights that failed all the same
+        self.close: dict[tuple[str, str, str], list[str]] = {}
         where = spec.tree.table("tensors").where
         self.place = str(where if where.file == spec.files[0] else spec.tree.where)
 
@@ -160,7 +161,10 @@ class _Planner:
             section = f"tensors.{weight.stack}" if weight.stack else "tensors"
             fix = f'add {weight.role} = "name" to [{"gguf." if self.gguf else ""}{section}]'
             return MissingTensorError(reason, where=str(place), fix=fix)
-        close = difflib.get_close_matches(tried[0], list(self.source.tensors), n=1)
+        role = (weight.stack, weight.role, weight.slot)
+        if role not in self.close:  # once for all layers: with many tensors it takes long
+            self.close[role] = difflib.get_close_matches(tried[0], list(self.source.tensors), n=1)
+        close = self.close[role]
         suggestion = f"; did you mean '{close[0]}'?" if close else ""
         fix = f"looked for {', '.join(dict.fromkeys(tried))}{suggestion}"
         error = MissingTensorError(reason, where=str(place), fix=fix)
@@ -223,7 +227,9 @@ class _Planner:
                 first = full.replace(marker, "0") if marker else full
                 tried.append(first)
                 if first in self.source.tensors:
-                    count = weight.sizes[0] if marker else 1
+                    count = (
+                        min(weight.sizes[0], len(self.source.tensors) + 1) if marker else 1
+                    )  # one too many is missed
                     stacked = tuple(full.replace(marker, str(n)) for n in range(count)) if marker else (full,)
                     return Plan(weight, stacked, bool(marker), transform)
         return None

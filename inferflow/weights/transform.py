@@ -185,6 +185,9 @@ class _WithTensor(Scope):
     def names(self) -> Sequence[str]:
         return ["w", *_MAPS, *self.outer.names()]
 
+    def spend(self, work: int, where: Where) -> None:
+        self.outer.spend(work, where)
+
 
 def map_values(text: str, w: np.ndarray, scope: Scope, where: Where) -> np.ndarray:
     """``value``: an expression in ``w``, which must keep the shape."""
