@@ -136,7 +136,7 @@ class Builder:
                 )
         many = len(shapes) > 1
         made = [self.value(f"{name}.{n}" if many else name, shape) for n, shape in enumerate(shapes)]
-        if op == "sdpa":
+        if op == "sdpa" or PRIMITIVES[op].state is not None:
             self.caches.append(len(self.nodes))
         scope = name.rpartition(".")[0]
         node = GraphNode(op, tuple(v.id for v in inputs), tuple(v.id for v in made), dict(params), weights, scope)

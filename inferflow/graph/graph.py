@@ -71,7 +71,8 @@ class Graph:
     """A whole model.
 
     `values[v]` is value `v`; `names` maps every tensor's name to its value; `inputs` are ``tokens`` and ``positions``;
-    `output` is the logits, with axes (rows, vocab). `caches` lists the nodes (by index) that keep keys and values.
+    `output` is the logits, with axes (rows, vocab). `caches` lists the nodes (by index) that keep keys and values,
+    or a state, of each sequence.
     """
 
     name: str

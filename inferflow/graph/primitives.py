@@ -22,6 +22,7 @@ __all__ = ["PRIMITIVES", "UNARY", "Cost", "Primitive", "cost"]
 Shapes = tuple[Shape, ...]
 Params = Mapping[str, Any]
 MAX_DIMS = 8
+MAX_KERNEL = 64
 UNARY = ("exp", "log", "sqrt", "abs", "floor", *dict.fromkeys(ACTIVATIONS.values()))
 
 
@@ -41,6 +42,7 @@ class Primitive:
     vanishes: bool = False  # f(x, None) is x
     owns_weights: bool = False
     token_wise: bool = True
+    state: Callable[[Shapes, Params], tuple[int, ...]] | None = None  # shape of what one sequence's last token leaves
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,39 @@ def sdpa_multiplies(shapes: Shapes, p: Params) -> int:
     return int(shapes[0][1].size or 0) * int((last(shapes[1]).size or 0) + (last(shapes[2]).size or 0))
 
 
+# ------------------------------------------------------------------------------------------------ with a state
+
+
+def conv(shapes: Shapes, p: Params) -> Shapes:
+    if len(shapes[0]) != 2 or not 1 < p["kernel"] <= MAX_KERNEL:
+        fix = f"call it with [tokens, channels]; the kernel has 2 to {MAX_KERNEL} places"
+        raise GraphError(f"conv with kernel {p['kernel']} of {show(shapes[0])}", fix=fix)
+    return (shapes[0],)
+
+
+def conv_weights(shapes: Shapes, p: Params) -> list[tuple[str, Shape]]:
+    weight = ("weight", (last(shapes[0]), Axis("kernel", p["kernel"])))
+    return [weight, ("bias", (last(shapes[0]),))] if p["bias"] else [weight]
+
+
+def recurrence(shapes: Shapes, p: Params) -> Shapes:
+    q, k, v, decay = shapes[:4]
+    if any(len(s) != 3 or s[0] != TOKENS for s in (q, k, v)) or q[1:] != k[1:] or (v[1].size or 0) % (k[1].size or 1):
+        fix = "q and k are [tokens, groups, dk], v is [tokens, heads, dv], a group serves heads / groups heads"
+        raise GraphError(f"recurrence of {show(q)}, {show(k)}, {show(v)}", fix=fix)
+    sizes = tuple(a.size for a in decay[1:])
+    if decay[:1] != (TOKENS,) or sizes not in ((v[1].size,), (v[1].size, last(k).size)):
+        fix = "it is [tokens, heads] or [tokens, heads, dk]"
+        raise GraphError(f"the decay {show(decay)} does not go with {show(v)}", fix=fix)
+    if len(shapes) > 4 and tuple(a.size for a in shapes[4][1:]) != (v[1].size,):
+        raise GraphError(f"beta {show(shapes[4])} does not go with {show(v)}", fix="it is [tokens, heads]")
+    return (v,)
+
+
+def recurrence_state(shapes: Shapes, p: Params) -> tuple[int, ...]:
+    return (shapes[2][1].size or 0, last(shapes[1]).size or 0, last(shapes[2]).size or 0)
+
+
 # ------------------------------------------------------------------------------------------------ experts
 
 
@@ -281,6 +316,14 @@ def _catalogue() -> Mapping[str, Primitive]:
                "alibi": "number = None", "alibi_scale": "number = 1",
                "alibi_dtype": "float32 | bfloat16 = float32"}, (4, 5), lambda s, p: sdpa((*s[:3], *s[4:]), p),
               multiplies=sdpa_multiplies, optional=("sinks",), token_wise=False),
+        _make("conv", "causal depthwise convolution over the sequence: each channel sees its last `kernel` inputs",
+              {"kernel": "int", "bias": "bool = False"}, (1, 1), conv, weights=conv_weights, owns_weights=True,
+              multiplies=lambda s, p: count(s[0]) * int(p["kernel"]), token_wise=False,
+              state=lambda s, p: (p["kernel"] - 1, last(s[0]).size or 0)),
+        _make("recurrence", "recurrence(q, k, v, decay[, beta]): S ← decay·S + k·vᵀ, y = qᵀ·S, for each head; with beta the "
+              "delta rule (state-space duality, arXiv 2405.21060; gated delta networks, arXiv 2412.06464)", {}, (4, 5),
+              recurrence, multiplies=lambda s, p: 3 * math.prod(recurrence_state(s, p)), optional=("beta",), token_wise=False,
+              state=recurrence_state),
         _make("router", "the top_k experts of each token and their weights: ids, w = router(logits[, bias])",
               {"top_k": "int", "score": "softmax | sigmoid | softmax_topk | sparsemixer = softmax", "normalise": "bool = False",
                "norm_min": "number = 1e-20", "scale": "number = 1", "groups": "int = None", "top_groups": "int = None",

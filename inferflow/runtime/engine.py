@@ -117,6 +117,7 @@ class Engine:
         if sequence in self.running:
             self.running.remove(sequence)
             self.pool.give(sequence.blocks)
+            self.cache.release(sequence.blocks)
 
     # ------------------------------------------------------------------ the four parts of a step
 
@@ -201,4 +202,5 @@ class Engine:
                     parts.setdefault(name, []).append(array)
         finally:
             self.pool.give(blocks)
+            self.cache.release(blocks)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}

@@ -9,7 +9,9 @@ import numpy as np
 
 from ..graph.axes import Shape, alignment
 from ..graph.graph import Graph, Node
+from ..graph.primitives import PRIMITIVES
 from ..kernels import reference as ref
+from ..kernels.recurrent import causal_conv, recurrence
 from ..kernels.rope import frequencies, rope_length
 from ..weights.loader import Weights
 from .batch import StepBatch
@@ -61,6 +63,8 @@ class ReferenceExecutor:
             "outer": lambda n, a, b: a[..., :, None] * b[..., None, :],
             "rope": self.rope,
             "sdpa": self.sdpa,
+            "conv": self.conv,
+            "recurrence": self.recurrence,
             "router": lambda n, x, bias=None: ref.router(x, bias, n.params),
             "combine": lambda n, y, w=None: (y if w is None else y * w[..., None]).sum(-2),
             "select": lambda n, x: x[self.batch.rows],
@@ -76,6 +80,9 @@ class ReferenceExecutor:
 
     def _walk(self, batch: StepBatch, cache: KVCache, keep: set[int]) -> dict[int, Array]:
         self.batch, self.cache = batch, cache
+        self.states: dict[
+            tuple[int, int], Array
+        ] = {}  # of this step; the cache's own change only when all has gone well
         values = {self.graph.inputs["tokens"]: batch.tokens, self.graph.inputs["positions"]: batch.positions}
         with np.errstate(all="ignore"):  # the engine looks at the logits
             for n, node in enumerate(self.graph.nodes):
@@ -85,6 +92,7 @@ class ReferenceExecutor:
                 for v in self.free_after.get(n, ()):
                     if v not in keep:
                         del values[v]
+        cache.states.update(self.states)
         return values
 
     # ------------------------------------------------------------------ what needs weights, shapes or the cache
@@ -143,6 +151,30 @@ class ReferenceExecutor:
             inverse, factor = self.rope_tables[key]
             rows = slice(span.start, span.start + span.count)
             out[rows] = ref.rotate(x[rows], positions[rows], inverse, factor, node.params["pairing"])
+        return out
+
+    def conv(self, node: Node, x: Array) -> Array:
+        w, b = self.weight(node, "weight"), self.weight(node, "bias")
+        assert w is not None
+        return self.stateful(x, lambda rows, state: causal_conv(x[rows], w, b, state))
+
+    def recurrence(self, node: Node, q: Array, k: Array, v: Array, decay: Array, beta: Array | None = None) -> Array:
+        return self.stateful(
+            v, lambda r, state: recurrence(q[r], k[r], v[r], decay[r], None if beta is None else beta[r], state)
+        )
+
+    def stateful(self, like: Array, function: Callable[[slice, Array], tuple[Array, Array]]) -> Array:
+        """`function` over each sequence's rows, from the state that its last token left to the one it leaves now."""
+        node = self.graph.nodes[self.at]
+        make = PRIMITIVES[node.op].state
+        assert make is not None
+        shape = make(tuple(self.shape(v) for v in node.inputs), node.params)
+        out = np.empty_like(like)
+        for span in self.batch.spans:
+            key = (self.at, span.blocks[0])
+            state = self.cache.states[key] if span.past else np.zeros(shape, np.float32)
+            rows = slice(span.start, span.start + span.count)
+            out[rows], self.states[key] = function(rows, state)
         return out
 
     def sdpa(self, node: Node, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None = None) -> Array:

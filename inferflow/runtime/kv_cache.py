@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..errors import UnsupportedError
@@ -11,7 +13,8 @@ __all__ = ["BlockPool", "KVCache"]
 
 
 class KVCache:
-    """Keys and values of every caching node: ``keys[node]`` is float32 [blocks, block_size, kv_heads, head_dim].
+    """Keys and values of every caching node: ``keys[node]`` is float32 [blocks, block_size, kv_heads, head_dim]; and the
+    states of the nodes that have one, by node and by the first block of the sequence.
 
     Raises UnsupportedError where there is no memory for that.
     """
@@ -20,7 +23,8 @@ class KVCache:
         self.block_size = block_size
         self.keys: dict[int, np.ndarray] = {}
         self.values: dict[int, np.ndarray] = {}
-        for n in graph.caches:
+        self.states: dict[tuple[int, int], np.ndarray] = {}
+        for n in (n for n in graph.caches if graph.nodes[n].op == "sdpa"):
             k, v = (graph.values[i].shape for i in graph.nodes[n].inputs[1:3])
             for store, shape in ((self.keys, k), (self.values, v)):
                 sizes = (blocks, block_size, shape[1].size or 0, shape[2].size or 0)
@@ -29,6 +33,11 @@ class KVCache:
                 except (MemoryError, ValueError):
                     reason = f"there is no memory for a KV cache of {blocks * block_size} positions"
                     raise UnsupportedError(reason, where="max_model_len", fix="lower max_model_len") from None
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """The sequence that owns `blocks` has ended."""
+        for key in [key for key in self.states if key[1] in blocks[:1]]:
+            del self.states[key]
 
 
 class BlockPool:
