@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import dataclass, field
@@ -12,13 +11,15 @@ import click
 
 from inferflow.errors import ArgumentError
 
-from .options import find_model, model_options, spec_option
+from .options import dumps, find_model, model_options, spec_option
 
 if TYPE_CHECKING:
     from inferflow.llm import LLM
     from inferflow.runtime.sampler import SamplingParams
 
 __all__ = ["generate"]
+
+MAX_PROMPT = 64 << 20  # bytes read from stdin
 
 
 @dataclass
@@ -84,7 +85,7 @@ def generate(prompt: str | None, **options: Any) -> None:
         report = {"model": str(llm.path), "spec": llm.model.spec.name, "prompt": text, "chat": templated}
         report |= run(llm, ids, params, quiet=options["as_json"])
     if options["as_json"]:
-        click.echo(json.dumps(report, ensure_ascii=False))
+        click.echo(dumps(report))
         return
     if not report["text"].endswith("\n"):
         click.echo()
@@ -128,12 +129,16 @@ def run(llm: LLM, ids: list[int], params: SamplingParams, quiet: bool) -> dict[s
 
 
 def read_prompt(prompt: str | None) -> str:
-    """PROMPT, or all of stdin (bytes that are not UTF-8 become U+FFFD)."""
+    """PROMPT, or all of stdin (bytes that are not UTF-8 become U+FFFD). ArgumentError where there is neither."""
     if prompt is not None and prompt != "-":
-        return prompt
+        return prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # UTF-8 whatever the locale says
     if sys.stdin is None or sys.stdin.isatty():
         raise ArgumentError("there is no prompt", where="PROMPT", fix="give one, or pipe it in")
-    text = sys.stdin.buffer.read(1 << 26).decode("utf-8", "replace")
+    data = sys.stdin.buffer.read(MAX_PROMPT + 1)
+    if len(data) > MAX_PROMPT:
+        fix = "give a shorter prompt"
+        raise ArgumentError(f"stdin holds more than {MAX_PROMPT >> 20} MiB", where="PROMPT", fix=fix)
+    text = data.decode("utf-8", "replace")
     if not text:
         raise ArgumentError("stdin is empty", where="PROMPT", fix="give a prompt")
     return text

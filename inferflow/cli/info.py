@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import Any
 
 import click
 
-from .options import find_model, model_options, spec_option
+from inferflow.errors import ArgumentError
+
+from .options import dumps, find_model, model_options, spec_option
 
 __all__ = ["info"]
 
@@ -26,6 +27,8 @@ def info(
     from inferflow.runtime.model import load_model
     from inferflow.text import load_tokenizer
 
+    if path is not None and model is not None:
+        raise ArgumentError("the model is given twice", where="MODEL", fix="leave -m out")
     found = find_model(path or model, offline)
     loaded = load_model(found, spec_name)
     report = describe(loaded)
@@ -40,7 +43,7 @@ def info(
             for t in loaded.source.tensors.values()
         ]
     loaded.source.close()
-    click.echo(json.dumps(report, ensure_ascii=False) if as_json else table(report))
+    click.echo(dumps(report) if as_json else table(report))
 
 
 def describe(loaded: Any) -> dict[str, Any]:

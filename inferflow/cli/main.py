@@ -6,6 +6,8 @@ everything else to stderr.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from typing import Any
@@ -53,6 +55,7 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The console script."""
+    prepare_streams()
     try:
         status: Any = cli.main(argv, prog_name="inferflow", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
@@ -70,7 +73,34 @@ def main(argv: list[str] | None = None) -> None:
     except InferflowError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
-    except BrokenPipeError:
-        # whoever read our output has left; the interpreter must not complain while it closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError as error:
+        said = str(error).partition(" with shape")[0]
+        click.echo(f"error: there is not enough memory{said and f' ({said})'}", err=True)
         sys.exit(1)
+    except BrokenPipeError:
+        give_up_stdout()  # whoever read our output has left
+        sys.exit(1)
+    except OSError as error:
+        give_up_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {where}{error.strerror or error}", err=True)
+        sys.exit(1)
+
+
+def prepare_streams() -> None:
+    """A closed stream becomes the null device; one that cannot hold every character (``LANG=C``) replaces what it cannot."""
+    for name, mode in (("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
+def give_up_stdout() -> None:
+    """Where stdout no longer takes what was written, the interpreter must not complain about it at the end."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,7 +11,7 @@ import click
 
 from inferflow.errors import ArgumentError, InferflowError
 
-from .options import find_model, model_options, spec_option
+from .options import dumps, find_model, model_options, spec_option
 
 __all__ = ["spec"]
 
@@ -152,7 +152,7 @@ def verify(
     report = compare(find_model(model, offline), spec_name, prompt)
     report["ok"] = report["max_difference"] <= tolerance
     if as_json:
-        click.echo(json.dumps(report))
+        click.echo(dumps(report))
     else:
         word = "agree" if report["ok"] else "DIFFER"
         click.echo(

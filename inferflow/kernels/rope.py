@@ -119,7 +119,7 @@ def _original(params: Mapping[str, Any]) -> int:
     """The context the model was trained on, before it was stretched."""
     scaling = params["scaling"] or {}
     value = params["original"] or scaling.get("original_max_position_embeddings") or params["max_positions"]
-    if not isinstance(value, int) or value <= 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < LARGEST:
         fix = "give original_max_position_embeddings"
         raise SpecError("rope scaling needs the original number of positions", where="config", fix=fix)
     return value

@@ -44,10 +44,13 @@ class Note:
 def default_cache_dir(
     environ: Mapping[str, str] = os.environ, platform: str = sys.platform, home: Path | None = None
 ) -> Path:
-    """``$INFERFLOW_CACHE``, else the platform's folder for caches with ``inferflow`` appended."""
+    """``$INFERFLOW_CACHE``, else the platform's folder for caches with ``inferflow`` appended. FetchError without a home."""
     if own := environ.get("INFERFLOW_CACHE"):
-        return Path(own).expanduser()
-    home = home or Path.home()
+        return Path(os.path.expanduser(own))
+    try:
+        home = home or Path.home()
+    except RuntimeError:  # no HOME, and a user whom the system does not know
+        raise FetchError("there is no home directory to keep models in", where="cache", fix=_FIX) from None
     if platform == "win32":
         return Path(environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "inferflow"
     if platform == "darwin":
