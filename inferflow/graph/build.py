@@ -23,7 +23,7 @@ from .graph import Graph, Value, Weight
 from .graph import Node as GraphNode
 from .parts import STACK_KEYS, Part, choose, part_tables, resolve_part, word_list
 from .primitives import PRIMITIVES, count
-from .scope import BlockScope, ModelScope, axis_factors, literal, resolve_node
+from .scope import BlockScope, ModelScope, axis_factors, literal, resolve_node, settled
 from .select import select_rows
 from .structure import structure_problems
 
@@ -128,6 +128,7 @@ class Builder:
         if len(self.nodes) >= MAX_NODES:
             raise GraphError(f"the graph has more than {MAX_NODES} nodes", fix="check the number of layers")
         self.model.spend(CALL, Where())
+        params = {key: settled(value) for key, value in params.items()}
         shapes = PRIMITIVES[op].infer(tuple(v.shape for v in inputs), params)
         for shape in shapes:
             if op != "param" and (size := count(shape)) > MAX_ELEMENTS:
@@ -139,7 +140,7 @@ class Builder:
         if op == "sdpa" or PRIMITIVES[op].state is not None:
             self.caches.append(len(self.nodes))
         scope = name.rpartition(".")[0]
-        node = GraphNode(op, tuple(v.id for v in inputs), tuple(v.id for v in made), dict(params), weights, scope)
+        node = GraphNode(op, tuple(v.id for v in inputs), tuple(v.id for v in made), params, weights, scope)
         self.nodes.append(node)
         return made
 

@@ -15,7 +15,7 @@ from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import Evaluator, Scope, parse_expression
 from ..spec.signature import Parameter, Signature, check_type
 
-__all__ = ["BlockScope", "ModelScope", "TableValue", "resolve_node"]
+__all__ = ["BlockScope", "ModelScope", "TableValue", "resolve_node", "settled"]
 
 MAX_CHAIN = 100
 MAX_WORK = 2_000_000  # of one spec: some seconds; the largest models take a fifth
@@ -46,6 +46,14 @@ class TableValue(Mapping[str, Any]):
             return self
         rest = Table({key: node for key, node in self.table.items() if key != "if"}, self.table.where)
         return TableValue(rest, self.scope) if resolve_node(self.table["if"], self.scope) else None
+
+
+def settled(value: Any) -> Any:
+    """`value` as plain data: the tables in it, given or named in `[let]`, are evaluated now, so that nothing is later."""
+    if isinstance(value, TableValue):
+        there = value.present()
+        return None if there is None else {key: settled(there[key]) for key in there}
+    return [settled(item) for item in value] if isinstance(value, list) else value
 
 
 def resolve_node(node: Node, scope: Scope, parameter: Parameter | None = None) -> Any:

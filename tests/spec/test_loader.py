@@ -217,3 +217,27 @@ def test_fused_projections_of_a_gguf_stand_in_for_their_parts(tmp_path: Path) ->
     q, k, v = np.split(stored["blk.0.attn_qkv.weight"], [8, 12])
     for role, want in (("attn_q", q), ("attn_k", k), ("attn_v", v)):
         np.testing.assert_array_equal(weights.array(f"layers.0.{role}.weight"), want)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[layers.attn.rope]\nkind = "linear"\nscaling = { factor = 2.0 }\n',
+        '[layers.attn.rope]\nkind = "linear"\n[layers.attn.rope.scaling]\nfactor = "cfg.stretch"\n',
+        '[let.mine]\nfactor = "cfg.stretch"\n[layers.attn.rope]\nkind = "linear"\nscaling = "mine"\n',
+    ],
+)
+def test_a_table_given_for_a_parameter_is_read_and_becomes_plain(text: str, tmp_path: Path) -> None:
+    model = load(tmp_path, text, {"stretch": 2.0})
+    assert check_problems(tmp_path / "own.toml", tmp_path / "model") == []
+    tables = [node.params["scaling"] for node in model.graph.nodes if node.op == "rope"]
+    assert tables == [{"factor": 2.0}] * 4
+    assert all(type(table) is dict for table in tables)
+
+
+def test_a_table_given_for_a_parameter_is_told_where_it_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="unknown name 'ffactor'") as caught:
+        load(tmp_path, '[layers.attn.rope]\nkind = "linear"\nscaling = { factor = "ffactor" }\n')
+    assert caught.value.where == f"{tmp_path / 'own.toml'}:4:23"
+    with pytest.raises(SpecError, match="too deeply"):
+        load(tmp_path, '[let.mine]\nfactor = "mine"\n[layers.attn.rope]\nscaling = "mine"\n')
