@@ -218,11 +218,12 @@ class LLM:
 
     # ------------------------------------------------------------------ research
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Next-token logits at every position, float32 [len(ids), vocab]."""
+    def logits(self, ids: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
+        """Next-token logits at every position, float32 [len(ids), vocab]. `chunk` runs so many tokens at a time, through the
+        cache: the answer is the same to the last bit."""
         numbers = self._ids(ids)
         with self._lock:
-            return self._open().forward(numbers)["logits"]
+            return self._open().forward(numbers, chunk=chunk)["logits"]
 
     def forward(self, ids: Sequence[int], capture: Sequence[str]) -> dict[str, np.ndarray]:
         """The named tensors of a run over `ids`, float32, first axis the tokens: ``["layers.3.attn_norm", "logits"]``.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from inferflow.errors import ArgumentError
+from inferflow.errors import ArgumentError, one_line
 
 from .options import dumps, find_model, model_options, spec_option
 
@@ -69,9 +69,9 @@ def table(report: dict[str, Any]) -> str:
     lines = []
     for key, value in report.items():
         if key == "tensors":
-            lines += [f"  {t['dtype']:<8} {t['bytes']:>12,}  {t['name']} {t['shape']}" for t in value]
+            lines += [f"  {t['dtype']:<8} {t['bytes']:>12,}  {one_line(t['name'])} {t['shape']}" for t in value]
         elif key == "warnings":
-            lines += [f"warning               {text}" for text in value]
+            lines += [f"warning               {one_line(text)}" for text in value]
         elif isinstance(value, dict):
             inside = ", ".join(
                 f"{k} {v:,}" if isinstance(v, int) and not isinstance(v, bool) else f"{k} {v}" for k, v in value.items()

@@ -11,7 +11,7 @@ import click
 
 from inferflow.errors import ArgumentError, InferflowError
 
-from .options import dumps, find_model, model_options, spec_option
+from .options import dumps, find_model, model_options
 
 __all__ = ["spec"]
 
@@ -134,29 +134,42 @@ def new(base: str, model: str | None, output: Path | None) -> None:
 
 
 @spec.command()
+@click.argument("spec_name", metavar="[SPEC]", required=False)
 @model_options
-@spec_option
 @click.option(
     "--prompt", default="The quick brown fox jumps over the lazy dog. 0123456789", help="The text to compare on."
 )
 @click.option(
-    "--tolerance", type=float, default=1e-3, show_default=True, help="The greatest difference of a logit allowed."
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=48,
+    show_default=True,
+    help="How many, where the model has no tokenizer: a window or chunk must be shorter to be tested.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=3e-5,
+    show_default=True,
+    help="The greatest difference of a logit allowed, as a share of the greatest logit (at least 1).",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def verify(
-    model: str | None, spec_name: str | None, offline: bool, prompt: str, tolerance: float, as_json: bool
-) -> int:
-    """Compare logits with transformers (which must be installed), both in float32, on the same weights."""
+def verify(spec_name: str | None, model: str | None, offline: bool, prompt: str, tokens: int, tolerance: float,
+           as_json: bool) -> int:  # fmt: skip
+    """Compare logits with transformers (which must be installed), both in float32, on the same weights: with SPEC (a name or
+    a .toml file), or the one that the model's config chooses."""
     from .verify import compare
 
-    report = compare(find_model(model, offline), spec_name, prompt)
-    report["ok"] = report["max_difference"] <= tolerance
+    report = compare(find_model(model, offline), spec_name, prompt, tokens, tolerance)
     if as_json:
         click.echo(dumps(report))
-    else:
-        word = "agree" if report["ok"] else "DIFFER"
-        click.echo(
-            f"{word}: greatest difference {report['max_difference']:.2e} of logits up to {report['max_logit']:.1f} over "
-            f"{report['tokens']} tokens; the likeliest token is the same at {report['same_top']} of {report['tokens']}"
-        )
+        return 0 if report["ok"] else 1
+    made_up = " made-up" if report["made_up"] else ""
+    click.echo(
+        f"{'agree' if report['ok'] else 'DIFFER'}: greatest difference {report['max_difference']:.2e} of logits up to "
+        f"{report['max_logit']:.1f} over {report['tokens']}{made_up} tokens; the likeliest token is the same at "
+        f"{report['same_top']} of {report['tokens']}; token by token {'equal' if report['cached_equal'] else 'NOT equal'}"
+    )
+    if report["departs"]:
+        click.echo(f"first departure: {report['departs']}")
     return 0 if report["ok"] else 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from .axes import show
 from .graph import Graph, Node
-from .primitives import cost
+from .primitives import PRIMITIVES, cost
 
 __all__ = ["dump", "mermaid", "totals"]
 
@@ -20,19 +22,43 @@ def nodes_of(graph: Graph, layer: int | None) -> Iterator[tuple[int, Node]]:
             yield n, node
 
 
+ALWAYS = (
+    "kind",
+    "eps",
+    "scale",
+    "score",
+    "cap",
+    "limit",
+    "top_k",
+    "dim",
+    "theta",
+    "n",
+    "sizes",
+)  # shown even at the default
+
+
 def label(node: Node) -> str:
-    """The primitive with the parameters that matter to a reader."""
-    named = {
-        k: v
-        for k, v in node.params.items()
-        if k in ("kind", "number", "n", "dim", "theta", "pairing", "window", "chunk", "softcap", "top_k")
-    }
-    named = {k: v for k, v in named.items() if v is not None}
+    """The primitive and its parameters: all that are not at their default, and those one checks against a paper."""
     if node.op in ("act", "reduce", "binary"):
-        number = named.get("number")
-        return str(named["kind"]) + (f" {number:g}" if isinstance(number, int | float) else "")
-    inside = ", ".join(f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in named.items())
-    return f"{node.op}({inside})" if inside else node.op
+        number = node.params.get("number")
+        return str(node.params["kind"]) + (f" {number:g}" if isinstance(number, int | float) else "")
+    signature = PRIMITIVES[node.op].signature
+    shown = []
+    for key, value in node.params.items():
+        parameter = signature[key]
+        default = parameter.default.value if isinstance(parameter.default, ast.Constant) else parameter.default_text
+        if value is not None and parameter.type != "axis" and key != "shape" and (key in ALWAYS or value != default):
+            shown.append(f"{key}={_short(value)}")
+    return f"{node.op}({', '.join(shown)})" if shown else node.op
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k}={_short(v)}" for k, v in value.items()) + "}"
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "…"
 
 
 def dump(graph: Graph, layer: int | None = 0) -> str:

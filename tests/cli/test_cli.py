@@ -171,11 +171,18 @@ def test_spec_verify_agrees_and_can_disagree(run: Run, tmp_path: Path) -> None:
     result = run("spec", "verify", "-m", str(folder))
     assert result.status == 0
     assert result.out.startswith("agree: greatest difference")
+    assert "48 made-up tokens" in result.out
+    assert "token by token equal" in result.out
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('extends = "llama"\n\n[layers.attn.rope]\npairing = "inter"\n')
-    result = run("spec", "verify", "-m", str(folder), "--spec", str(wrong), "--json")
+    result = run("spec", "verify", str(wrong), "-m", str(folder), "--json")
     assert result.status == 1
-    assert json.loads(result.out)["max_difference"] > 1e-3
+    report = json.loads(result.out)
+    assert report["max_difference"] > 1e-3
+    assert report["departs"].startswith("layers.0 (differs by")
+    assert (
+        run("spec", "verify", str(wrong), "-m", str(folder)).out.splitlines()[1].startswith("first departure: layers.0")
+    )
 
 
 def test_a_closed_pipe_is_no_error(smollm2_path: Path) -> None:
