@@ -90,3 +90,11 @@ def test_the_worked_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     shown = next(block for block in fences("text") if "scale_embd" in block).strip()
     assert out.splitlines()[-1].replace(str(broken), "minicpm.toml") == shown
+
+
+def test_the_example_script(smollm2_path: Path) -> None:
+    command = [sys.executable, ROOT / "examples" / "logit_lens.py", "The capital of France is", smollm2_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 30
+    assert "' Paris'" in lines[-1].split("  ")[1]
