@@ -19,11 +19,15 @@ __all__ = [
     "TextError",
     "UnsupportedError",
     "did_you_mean",
+    "one_line",
 ]
 
 
+MAX_SENTENCE = 4000
+
+
 class InferflowError(Exception):
-    """Base of all refusals. ``str(error)`` is ``where: reason (fix)``."""
+    """Base of all refusals. ``str(error)`` is ``where: reason (fix)``, on one line."""
 
     def __init__(self, reason: str, *, where: str = "", fix: str = "") -> None:
         self.reason = reason
@@ -34,7 +38,15 @@ class InferflowError(Exception):
     def __str__(self) -> str:
         head = f"{self.where}: " if self.where else ""
         tail = f" ({self.fix})" if self.fix else ""
-        return f"{head}{self.reason}{tail}"
+        return one_line(f"{head}{self.reason}{tail}")
+
+
+def one_line(text: str) -> str:
+    """`text` as it can be printed: control characters, which a file's names may hold, are escaped; at most 4000
+    characters, the middle left out."""
+    if len(text) > MAX_SENTENCE:
+        text = f"{text[: MAX_SENTENCE - 503]} … {text[-500:]}"
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class ArgumentError(InferflowError, ValueError):

@@ -164,6 +164,13 @@ def reduced(shapes: Shapes, p: Params) -> Shapes:
     return ((*shapes[0][:-1], ONE),) if p["kind"] != "softmax" else (shapes[0],)
 
 
+def limited(shapes: Shapes, p: Params) -> Shapes:
+    for name, value in p.items():
+        if value <= 0:
+            raise GraphError(f"{name} is {value}", fix=f"{name} is positive; leave it out (None) for none")
+    return (shapes[0],)
+
+
 def binary(shapes: Shapes, p: Params) -> Shapes:
     return (broadcast(shapes[0], shapes[1]) if len(shapes) == 2 else shapes[0],)
 
@@ -200,7 +207,7 @@ def sdpa(shapes: Shapes, p: Params) -> Shapes:
     if len(shapes) > 3 and (len(shapes[3]) != 1 or last(shapes[3]).size != q[1].size):
         reason = f"sinks must be one logit a head ({q[1]}), it has {show(shapes[3])}"
         raise GraphError(reason, fix="give the part shape = [the number of heads]")
-    for name in ("window", "chunk"):
+    for name in ("window", "chunk", "softcap"):
         if p[name] is not None and p[name] <= 0:
             raise GraphError(f"{name} must be positive, it is {p[name]}", fix=f"leave {name} out for none")
     return ((q[0], q[1], last(v)),)
@@ -295,8 +302,8 @@ def _catalogue() -> Mapping[str, Primitive]:
               {"kind": "any", "number": "number = None", "swap": "bool = False"}, (1, 2), binary,
               multiplies=lambda s, p: count(s[0])),
         _make("clamp", "min(max(x, -c), c)", {"limit": "number"}, (1, 1),
-              same, multiplies=lambda s, p: count(s[0]), vanishes=True),
-        _make("softcap", "cap·tanh(x/cap)", {"cap": "number"}, (1, 1), same, multiplies=lambda s, p: count(s[0]),
+              limited, multiplies=lambda s, p: count(s[0]), vanishes=True),
+        _make("softcap", "cap·tanh(x/cap)", {"cap": "number"}, (1, 1), limited, multiplies=lambda s, p: count(s[0]),
               vanishes=True),
         _make("reduce", "sum, mean, max (keeping an axis of size 1) or softmax over the last axis", {"kind": "any"}, (1, 1),
               reduced, multiplies=lambda s, p: count(s[0])),

@@ -281,6 +281,9 @@ class Evaluator:
         value, index = self.visit(node.value), self.visit(node.slice)
         if value is None:
             return None
+        if isinstance(value, Mapping) and not isinstance(index, str):
+            reason = f"'{ast.unparse(node.value)}' is a table, and '{show(index)}' no key of it"
+            raise self.fail(node, reason, "a list is meant; check the config")
         try:
             return value.get(index) if isinstance(value, Mapping) else value[index]
         except (IndexError, TypeError) as error:

@@ -21,7 +21,7 @@ from ..graph.scope import ModelScope, resolve_node
 from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import show
 from ..spec.library import Spec, plain
-from .problems import Failed, MissingTensorError, combined, told_once
+from .problems import Failed, MissingTensorError, combined, pattern, told_once
 from .source import Source, TensorInfo
 from .transform import Transform, map_values, parse_axes
 
@@ -125,6 +125,7 @@ class _Planner:
         self.weights = graph.weights
         self.looked_at: set[str] = set()  # by weights that failed all the same
         self.close: dict[tuple[str, str, str], list[str]] = {}
+        self.patterns: dict[str, str] = {}  # of all tensors: the first name of each
         where = spec.tree.table("tensors").where
         self.place = str(where if where.file == spec.files[0] else spec.tree.where)
 
@@ -163,7 +164,10 @@ class _Planner:
             return MissingTensorError(reason, where=str(place), fix=fix)
         role = (weight.stack, weight.role, weight.slot)
         if role not in self.close:  # once for all layers: with many tensors it takes long
-            self.close[role] = difflib.get_close_matches(tried[0], list(self.source.tensors), n=1)
+            if not self.patterns:
+                self.patterns = {pattern(name): name for name in reversed(list(self.source.tensors))}
+            found = difflib.get_close_matches(pattern(tried[0]), list(self.patterns), n=1)
+            self.close[role] = [self.patterns[name] for name in found]
         close = self.close[role]
         suggestion = f"; did you mean '{close[0]}'?" if close else ""
         fix = f"looked for {', '.join(dict.fromkeys(tried))}{suggestion}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def refused(capsys: Capture, *arguments: str) -> str:
     assert len(lines) == 1, seen.err
     assert lines[0].startswith("error: ")
     assert lines[0].endswith(")"), "no remedy"
-    assert len(lines[0]) < 3000
+    assert len(lines[0]) < 4100
     return lines[0]
 
 
@@ -210,3 +211,23 @@ def test_one_checkpoint_in_shards(tmp_path: Path) -> None:
     (shards / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     with LLM(shards) as llm:
         np.testing.assert_array_equal(llm.logits([3, 4, 5]), want)
+
+
+def test_names_in_a_file_cannot_write_to_the_terminal(tmp_path: Path, capsys: Capture) -> None:
+    evil = "a\nerror: b\x1b[31m\u202e"
+    write(tmp_path, CONFIG, {**tensors(), evil: np.zeros(1, np.float32), "x" * 60_000: np.zeros(1, np.float32)})
+    line = refused(capsys, "info", str(tmp_path))
+    assert "a\\nerror: b\\x1b[31m\\u202e" in line
+    assert len(line) < 4100
+    write(tmp_path, CONFIG, {**tensors(), "model.layers.7.\x1b[2J": np.zeros(1, np.float32)})
+    with pytest.raises(SystemExit):
+        main(["info", "--tensors", str(tmp_path)])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_what_is_meant_is_found_soon_among_many_tensors(tmp_path: Path, capsys: Capture) -> None:
+    names = [f"model.layers.{n}.self_attn.{p}_projection.weight" for n in range(1000) for p in "qkvo"]
+    write(tmp_path, CONFIG, {name: np.zeros(1, np.float32) for name in names})
+    start = time.process_time()
+    assert "did you mean 'model.layers.0.self_attn.q_projection.weight'?" in refused(capsys, "info", str(tmp_path))
+    assert time.process_time() - start < 5
