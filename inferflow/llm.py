@@ -269,9 +269,11 @@ class _Answer:
         self.eos = eos
         self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, continuation=True)
         self.stops = StopMatcher(list(sequence.params.stop))
+        self.stop_ids = _control_stops(sequence.params.stop, tokenizer)
         self.ids: list[int] = []  # the sequence may run ahead of what was taken
         self.pieces: list[str] = []
         self.finish: str | None = None
+        self.matched: str | None = None
 
     def take(self, event: Event) -> Chunk:
         """The text that `event` makes certain. Raises the event's error."""
@@ -281,20 +283,26 @@ class _Answer:
         text = ""
         if self.detokenizer is not None and not (event.token in self.eos and event.finish == "stop"):
             text = self.detokenizer.push(event.token)
-        if event.finish is not None and self.detokenizer is not None:
+        control = self.stop_ids.get(event.token)
+        if (event.finish is not None or control is not None) and self.detokenizer is not None:
             text += self.detokenizer.flush()
         text = self.stops.feed(text)
-        self.finish = event.finish
-        if self.stops.matched is not None:
-            self.finish = "stop"
-        elif event.finish is not None:
+        self.matched = self.stops.matched or control
+        self.finish = event.finish if self.matched is None else "stop"
+        if self.finish is not None and self.stops.matched is None:
             text += self.stops.flush()
         self.pieces.append(text)
-        return Chunk(text, event.token, self.finish, self.stops.matched)
+        return Chunk(text, event.token, self.finish, self.matched)
 
     def completion(self) -> Completion:
         prompt = tuple(self.sequence.ids[: self.sequence.prompt])
-        return Completion("".join(self.pieces), tuple(self.ids), prompt, self.finish or "length", self.stops.matched)
+        return Completion("".join(self.pieces), tuple(self.ids), prompt, self.finish or "length", self.matched)
+
+
+def _control_stops(stops: Iterable[str], tokenizer: Tokenizer | None) -> dict[int, str]:
+    """The stop strings that are control tokens, by id: those have no text to be found in."""
+    found = {} if tokenizer is None else {tokenizer.token_id(stop): stop for stop in stops}
+    return {} if tokenizer is None else {i: stop for i, stop in found.items() if i in tokenizer.special_ids}
 
 
 def _items(value: Any) -> list[Any]:

@@ -247,3 +247,17 @@ def test_no_memory_for_the_cache_is_said(folder: Path, monkeypatch: pytest.Monke
     with pytest.raises(UnsupportedError, match="no memory") as caught:
         LLM(folder)
     assert caught.value.fix == "lower max_model_len"
+
+
+def test_a_stop_that_is_a_control_token(smollm2_path: Path) -> None:
+    """Control tokens have no text to find a stop in: their ids count. Said by a user, they are text and nothing else."""
+    with LLM(smollm2_path, max_model_len=256) as llm:
+        ids = llm.chat_ids([{"role": "user", "content": "What is the capital of France?"}])
+        free = llm.generate([ids], max_tokens=12, ignore_eos=True)[0]
+        cut = llm.generate([ids], max_tokens=12, ignore_eos=True, stop=["<|im_end|>", "zzz"])[0]
+        assert (cut.text, cut.finish, cut.stop_string) == ("The capital of France is Paris.", "stop", "<|im_end|>")
+        assert free.ids[: len(cut.ids)] == cut.ids
+        assert len(free.ids) == 12
+        chunks = list(llm.stream(ids, max_tokens=12, ignore_eos=True, stop="<|im_end|>"))
+        assert "".join(chunk.text for chunk in chunks) == cut.text
+        assert (chunks[-1].finish, chunks[-1].stop_string) == ("stop", "<|im_end|>")
