@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import GraphError, SpecError, did_you_mean
+from ..errors import GraphError, SpecError
 from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import Evaluator, Scope, column_of, show
 from ..spec.flow import Assignment, parse_flow
@@ -21,7 +21,7 @@ from .axes import TOKENS, Axis, Shape, joined
 from .flow_evaluator import FlowEvaluator, tensors
 from .graph import Graph, Value, Weight
 from .graph import Node as GraphNode
-from .parts import STACK_KEYS, Part, choose, part_tables, resolve_part, word_list
+from .parts import Part, choose_layer, part_tables, resolve_part, word_list
 from .primitives import PRIMITIVES, count
 from .scope import BlockScope, ModelScope, axis_factors, literal, resolve_node, settled
 from .select import select_rows
@@ -191,23 +191,17 @@ class Builder:
                     frame.env[target] = self.values[item.id] = replace(item, name=name)
 
     def call_stack(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
-        full, _ = choose(table, frame.scope)
-        for key, node in full.items():
-            if isinstance(node, Leaf) and key not in STACK_KEYS:
-                fix = did_you_mean(key, STACK_KEYS) or f"a stack has {', '.join(STACK_KEYS)} and tables"
-                raise SpecError(f"stack '{name}' has no key '{key}'", where=str(node.where), fix=fix)
-        count = resolve_node(full["count"], frame.scope)
+        count = resolve_node(table["count"], frame.scope)
         if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_LAYERS:
             raise SpecError(
-                f"count is {show(count)}", where=str(full["count"].where), fix=f"a stack has 1 to {MAX_LAYERS} layers"
+                f"count is {show(count)}", where=str(table["count"].where), fix=f"a stack has 1 to {MAX_LAYERS} layers"
             )
-        names = word_list(full.get("args"), ("x",))
         self.layers += count
         for layer in range(count):
             scope = self.model.at(layer)
-            inner, _ = choose(table, scope)
+            inner = choose_layer(name, table, scope)
             path = f"{name}.{layer}"
-            env = self.bind(name, names, args)
+            env = self.bind(name, word_list(inner.get("args"), ("x",)), args)
             sub = Frame(path, scope, part_tables(inner), env, name, layer, depth=frame.depth + 1, outer=frame)
             args = [self.flow(inner.get("flow"), sub, table.where), *args[1:]]
             if isinstance(args[0], Value):
@@ -235,7 +229,7 @@ class Builder:
             literal(part.table.get("suffix"), "suffix") or "",
         )
         block = self.spec.blocks.table(part.block)
-        scope = BlockScope(part.signature, part.given, part.scope, self.model_at(frame), part.where)
+        scope = BlockScope(part.signature, part.given, part.scope_of, self.model_at(frame), part.where)
         path = f"{frame.path}.{name}" if frame.path else name
         names = word_list(block.get("args"), ("x",))
         sub = Frame(
@@ -268,7 +262,7 @@ class Builder:
 
     def call_primitive_part(self, part: Part, args: list[Any], frame: Frame) -> Value:
         primitive = PRIMITIVES[part.block]
-        scope = BlockScope(part.signature, part.given, part.scope, self.model_at(frame), part.where)
+        scope = BlockScope(part.signature, part.given, part.scope_of, self.model_at(frame), part.where)
         params = {key: scope.lookup(key) for key in part.signature}
         for key, parameter in part.signature.items():
             if parameter.type == "axis" and params[key] is not None:
@@ -299,12 +293,12 @@ class Builder:
 
     def axis(self, node: Node | None, size: int, part: Part, key: str) -> Axis:
         """The axis of a size, named by the product it was written as; a parameter's name stands for what it was given."""
-        scope = part.scope
+        scope = part.scope_of(key)
         while isinstance(scope, BlockScope) and isinstance(node, Leaf) and node.value in scope.signature:
             given = scope.given.get(node.value) or Leaf(scope.signature[node.value].default_text, node.where)
             if not isinstance(given, Leaf) or not isinstance(given.value, str) or not given.value.isidentifier():
                 break
-            node, scope = given, scope.outer if node.value in scope.given else scope.model
+            node, scope = given, scope.outer(node.value) if node.value in scope.given else scope.model
         if not isinstance(node, Leaf) or not isinstance(node.value, str):
             return Axis(f"{part.name}.{key}", size)
         text = node.value

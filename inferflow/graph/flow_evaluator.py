@@ -18,12 +18,17 @@ from .scope import TableValue, resolve_node
 if TYPE_CHECKING:
     from .build import Builder, Frame
 
-__all__ = ["FlowEvaluator", "tensors"]
+__all__ = ["OF_TENSORS", "REDUCE", "FlowEvaluator", "tensors"]
 
 _BINARY = MappingProxyType({ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"})
 _NEUTRAL = MappingProxyType({"add": 0, "sub": 0, "mul": 1, "div": 1, "pow": 1})
-
-
+REDUCE = ("sum", "mean", "max", "softmax")
+_INNER = ("act", "binary", "reduce", "select")  # written in other ways, or put in by the builder
+OF_TENSORS = tuple(
+    dict.fromkeys(
+        [*(p.name for p in PRIMITIVES.values() if not p.owns_weights and p.name not in _INNER), *UNARY, *REDUCE, "min"]
+    )
+)  # all that can be called with tensors, besides parts
 _POSITIONS = MappingProxyType({"rope": 1, "sdpa": 3})  # where the positions go among the inputs; nobody writes them
 
 
@@ -142,28 +147,45 @@ class FlowEvaluator(Evaluator):
             if "count" in table:
                 return self.builder.call_stack(name, table, args, owner)
             return self.builder.call_part(name, table, args, owner)
+        if name == "default":
+            return super().call(node, name)
         kind = self.activation(name)
         args = [self.visit(a) for a in node.args]
         if kind is not None and len(args) == 1 and isinstance(args[0], Value):
             return args[0] if kind == "identity" else self.emit("act", args, {"kind": kind})
         if name in ("min", "max") and len(args) == 2 and any(isinstance(a, Value) for a in args):
             return self.combine(node, name, *args)
-        if name in ("sum", "mean", "max", "softmax") and len(args) == 1 and isinstance(args[0], Value):
+        if name in REDUCE and len(args) == 1 and isinstance(args[0], Value):
             return self.emit("reduce", args, {"kind": name})
-        primitive = PRIMITIVES.get(name)
-        if primitive is not None and not primitive.owns_weights and name not in ("act", "binary", "reduce", "select"):
+        if name in PRIMITIVES and name in OF_TENSORS:
             return self.primitive(node, name, args)
         if (name in FUNCTIONS or name == "has") and not any(isinstance(a, Value) for a in args):
             return super().call(node, name)
-        known = [*self.frame.parts, *PRIMITIVES, *UNARY, *FUNCTIONS]
-        fix = did_you_mean(name, known) or "call a part of this table, a primitive or an activation"
-        raise self.fail(node, f"'{name}' cannot be called here", fix)
+        raise self.uncallable(node, name, args)
+
+    def uncallable(self, node: ast.Call, name: str, args: list[Any]) -> SpecError:
+        """The error of a name that is no function of what it was given."""
+        tensor = any(isinstance(a, Value) for a in args)
+        if name in self.builder.spec.blocks or (name in PRIMITIVES and PRIMITIVES[name].owns_weights):
+            fix = f'write a table for the part, with block = "{name}", and call it by its name'
+            return self.fail(node, f"'{name}' is a block; a flow calls the parts made of it", fix)
+        if name in OF_TENSORS:
+            reason = f"'{name}' got {len(args)} arguments" if tensor else f"'{name}' takes a tensor"
+        elif name in FUNCTIONS or name == "has":
+            reason = f"'{name}' is a function of numbers, not of a tensor"
+        else:
+            reason = f"'{name}' cannot be called here"
+        known = [*self.frame.parts, *OF_TENSORS, *(() if tensor else FUNCTIONS)]
+        fix = did_you_mean(name, [word for word in known if word != name])
+        return self.fail(node, reason, fix or "call a part of this table, a primitive or an activation")
 
     def activation(self, name: str) -> str | None:
         """The activation that `name` stands for: a parameter whose value is one, or its own name."""
         try:
             value = self.scope.lookup(name)
         except KeyError:
+            if name in PRIMITIVES:  # "linear" is what configs call no activation, in a flow it is meant as the block
+                return None
             return ACTIVATIONS.get(name, name if name in UNARY else None)
         return (
             value

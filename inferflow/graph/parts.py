@@ -2,7 +2,8 @@
 
 A part is a table with a ``block`` (a primitive that owns weights, or a block of the library), or a stack (``count`` and
 ``flow``). `resolve_part` settles ``choose`` and ``with``, lays norms over ``[norm]``, and checks the keys: one that the block
-does not know is an error where it was written, and is dropped where it was only inherited.
+does not know is an error where it was written, and is dropped where it was only inherited. Keys borrowed by ``with`` are
+evaluated where the borrowed table was written, the part's own where the part was.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..spec.signature import Signature, parse_signature
 from .primitives import PRIMITIVES
 from .scope import TableValue, literal, resolve_node
 
-__all__ = ["RESERVED", "Part", "is_norm", "part_tables", "resolve_part"]
+__all__ = ["RESERVED", "Part", "choose_layer", "is_norm", "part_tables", "resolve_part"]
 
 RESERVED = ("model", "let", "norm", "tensors", "match", "gguf", "block", "extends")
 PART_KEYS = ("block", "with", "if", "prefix", "suffix", "choose")
@@ -38,6 +39,11 @@ class Part:
     signature: Signature
     where: Where
     scope: Scope
+    borrowed: Mapping[str, Scope]  # the keys that ``with`` brought, and where they were written
+
+    def scope_of(self, key: str) -> Scope:
+        """Where what is given for `key` is evaluated."""
+        return self.borrowed.get(key, self.scope)
 
 
 def is_norm(name: str) -> bool:
@@ -68,10 +74,11 @@ def resolve_part(name: str, table: Table, scope: Scope, spec: Spec) -> Part:
     """`table` as a Part; SpecError for an unknown block or key."""
     full, chosen = choose(table, scope)
     borrowed: dict[str, Node] = {}
+    lender: Scope = scope
     if "with" in full:
         value = resolve_node(full["with"], scope)
         if isinstance(value, TableValue):
-            borrowed, scope = dict(value.table), _Both(scope, value)
+            borrowed, lender = dict(value.table), value.scope
     if is_norm(name):
         base = spec.tree.table("norm")
         full = merge(Table({**base, **borrowed}, full.where), full)
@@ -93,33 +100,21 @@ def resolve_part(name: str, table: Table, scope: Scope, spec: Spec) -> Part:
         elif not (key in inherited or key in alternatives or _inherited(node, block_node, spec)):
             fix = did_you_mean(key, signature) or f"it has {', '.join(signature) or 'no parameters'}"
             raise SpecError(f"'{name}' ({block}) has no parameter '{key}'", where=str(node.where), fix=fix)
-    return Part(name, block, full, given, signature, table.where, scope)
+    scopes = {key: lender for key, node in given.items() if borrowed.get(key) is node}
+    return Part(name, block, full, given, signature, table.where, scope, scopes)
 
 
-class _Both(Scope):
-    """Keys borrowed by ``with`` are evaluated where the borrowed table was written, the part's own where the part was."""
-
-    def __init__(self, own: Scope, value: TableValue) -> None:
-        self.own = own
-        self.value = value
-
-    def lookup(self, name: str) -> object:
-        try:
-            return self.own.lookup(name)
-        except KeyError:
-            return self.value.scope.lookup(name)
-
-    def names(self) -> list[str]:
-        return [*self.own.names()]
-
-    def has(self, tensor: str) -> bool:
-        return self.own.has(tensor)
-
-    def touch(self, where: Where) -> None:
-        self.own.touch(where)
-
-    def spend(self, work: int, where: Where) -> None:
-        self.own.spend(work, where)
+def choose_layer(name: str, table: Table, scope: Scope) -> Table:
+    """One layer of a stack: `table` with its alternative for that layer; SpecError for a key that stacks do not have."""
+    inner, chosen = choose(table, scope)
+    if chosen is not None and "count" in chosen:
+        reason = f"'count' stands in the stack '{name}' itself"
+        raise SpecError(reason, where=str(chosen["count"].where), fix=f"an alternative has {', '.join(STACK_KEYS[1:])}")
+    for key, node in inner.items():
+        if isinstance(node, Leaf) and key not in STACK_KEYS:
+            fix = did_you_mean(key, STACK_KEYS) or f"a stack has {', '.join(STACK_KEYS)} and tables"
+            raise SpecError(f"stack '{name}' has no key '{key}'", where=str(node.where), fix=fix)
+    return inner
 
 
 def _inherited(node: Node, block: Node | None, spec: Spec) -> bool:

@@ -23,7 +23,8 @@ Shapes = tuple[Shape, ...]
 Params = Mapping[str, Any]
 MAX_DIMS = 8
 MAX_KERNEL = 64
-UNARY = ("exp", "log", "sqrt", "abs", "floor", *dict.fromkeys(ACTIVATIONS.values()))
+MAX_RANGE = 1 << 24  # beyond it float32 has no odd numbers
+UNARY = ("exp", "log", "sqrt", "abs", "floor", "ceil", "sin", "cos", *dict.fromkeys(ACTIVATIONS.values()))
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,10 @@ class Cost:
 
 
 def last(shape: Shape) -> Axis:
+    """The axis that something is done along; never the tokens, which do not see each other there."""
+    if shape[-1].size is None:
+        fix = "outer(x, range(n)) gives a value of each token an axis of its own"
+        raise GraphError(f"{show(shape)} has no axis but that of the tokens", fix=fix)
     return shape[-1]
 
 
@@ -102,6 +107,7 @@ def linear_multiplies(shapes: Shapes, p: Params) -> int:
 
 
 def normed(shapes: Shapes, p: Params) -> Shapes:
+    last(shapes[0])
     if p["eps"] < 0:
         raise GraphError(f"eps is {p['eps']}", fix="a norm's eps is not negative")
     return (shapes[0],)
@@ -143,6 +149,9 @@ def split(shapes: Shapes, p: Params) -> Shapes:
 def concat(shapes: Shapes, p: Params) -> Shapes:
     lead: Shape = shapes[0][:-1]
     for shape in shapes[1:]:
+        if len(shape) != len(shapes[0]):
+            reason = f"concat needs tensors with as many axes, it got {show(shapes[0])} and {show(shape)}"
+            raise GraphError(reason, fix="heads(x, 1) adds an axis of one head, merge(x) takes the heads away")
         lead = broadcast(lead, shape[:-1])
     size = sum(last(s).size or 0 for s in shapes)
     return ((*lead, Axis("+".join(last(s).name for s in shapes), size)),)
@@ -150,10 +159,16 @@ def concat(shapes: Shapes, p: Params) -> Shapes:
 
 def outer(shapes: Shapes, p: Params) -> Shapes:
     a, b = shapes
-    if a[:-1] != b[:-1]:
+    if len(b) > 1 and a[:-1] != b[:-1]:
         reason = f"outer needs the same leading axes, it got {show(a)} and {show(b)}"
-        raise GraphError(reason, fix="only the last axes may differ")
+        raise GraphError(reason, fix="only the last axes may differ, or the second has one axis alone")
     return ((*a, last(b)),)
+
+
+def counted(shapes: Shapes, p: Params) -> Shapes:
+    if not 0 < p["n"] < MAX_RANGE:
+        raise GraphError(f"range({p['n']})", fix="n is the size of an axis, a positive number")
+    return ((Axis("range", p["n"]),),)
 
 
 def same(shapes: Shapes, p: Params) -> Shapes:
@@ -161,6 +176,7 @@ def same(shapes: Shapes, p: Params) -> Shapes:
 
 
 def reduced(shapes: Shapes, p: Params) -> Shapes:
+    last(shapes[0])
     return ((*shapes[0][:-1], ONE),) if p["kind"] != "softmax" else (shapes[0],)
 
 
@@ -311,12 +327,13 @@ def _catalogue() -> Mapping[str, Primitive]:
         _make("merge", "the heads put together again", {}, (1, 1), merge),
         _make("split", "the last axis cut into parts of the given sizes", {"sizes": "list"}, (1, 1), split),
         _make("concat", "along the last axis; a single head is repeated for all", {}, (1, 64), concat),
-        _make("outer", "[…, a] and […, b] -> […, a, b], every product", {}, (2, 2), outer),
+        _make("outer", "[…, a] and […, b], or [b] alone -> […, a, b], every product", {}, (2, 2), outer),
+        _make("range", "the vector 0, 1, … n − 1", {"n": "int"}, (0, 0), counted),
         _make("rope", "rotary positions on the first `dim` of the last axis (RoFormer, arXiv 2104.09864)",
               {"dim": "int", "theta": "number = 10000", "pairing": "half | inter = half",
                "kind": "default | linear | dynamic | ntk_alpha | yarn | bands | longrope | factors | proportional = default",
                "scaling": "any = None", "max_positions": "int = None", "original": "int = None",
-               "truncate": "bool = True"}, (2, 2), rope, multiplies=lambda s, p: 3 * count(s[0])),
+               "truncate": "bool = True", "reverse": "bool = False"}, (2, 2), rope, multiplies=lambda s, p: 3 * count(s[0])),
         _make("sdpa", "causal attention over the sequence's cached keys and values; grouped heads, window (self included), "
               "chunk, softcap, one sink logit a head, alibi (its greatest bias, 8 in the paper: arXiv 2108.12409)",
               {"scale": "number", "window": "int = None", "chunk": "int = None", "softcap": "number = None",

@@ -107,7 +107,9 @@ class ModelScope(Scope):
         self.work[0] += work
         if self.work[0] > MAX_WORK:
             fix = "use fewer layers, shorter lists and shorter expressions"
-            raise SpecError("the spec takes too much work for this config", where=str(where) if where.line else "", fix=fix)
+            raise SpecError(
+                "the spec takes too much work for this config", where=str(where) if where.line else "", fix=fix
+            )
 
     def names(self) -> Sequence[str]:
         return ["cfg", "i", *self.let]
@@ -148,10 +150,18 @@ class ModelScope(Scope):
 
 
 class BlockScope(Scope):
-    """The inside of one block: `given` are the keys written at its use (evaluated in `outer`), the rest are defaults."""
+    """The inside of one block: `given` are the keys written at its use, the rest are defaults.
+
+    `outer` says for each of the given where it is evaluated.
+    """
 
     def __init__(
-        self, signature: Signature, given: Mapping[str, Node], outer: Scope, model: ModelScope, where: Where
+        self,
+        signature: Signature,
+        given: Mapping[str, Node],
+        outer: Callable[[str], Scope],
+        model: ModelScope,
+        where: Where,
     ) -> None:
         self.signature = signature
         self.given = given
@@ -184,13 +194,14 @@ class BlockScope(Scope):
     def _evaluate(self, parameter: Parameter) -> Any:
         node = self.given.get(parameter.name)
         if node is not None:
-            value = resolve_node(node, self.outer, parameter)
+            outer = self.outer(parameter.name)
+            value = resolve_node(node, outer, parameter)
             if isinstance(value, TableValue):
                 value = value.present()
             if parameter.type == "table" and (value is False or value is None):
                 return None
             if parameter.type == "table" and value is True:
-                return TableValue(Table({}, node.where), self.outer)
+                return TableValue(Table({}, node.where), outer)
             if value is not None or parameter.default is None:
                 return check_type(parameter, value, node.where)
         if parameter.default is None:

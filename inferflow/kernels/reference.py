@@ -103,6 +103,9 @@ ACTIVATION: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
         "sqrt": np.sqrt,
         "abs": np.abs,
         "floor": np.floor,
+        "ceil": np.ceil,
+        "sin": lambda x: np.sin(x.astype(np.float64)).astype(np.float32),
+        "cos": lambda x: np.cos(x.astype(np.float64)).astype(np.float32),
     }
 )
 

@@ -22,6 +22,11 @@ __all__ = ["Executor", "ReferenceExecutor"]
 Array = np.ndarray
 
 
+def single(x: Array) -> Array:
+    """float32, which the positions are not."""
+    return x.astype(np.float32, copy=False)
+
+
 class Executor(Protocol):
     """Runs steps. Keys and values of the batch's tokens are in `cache` afterwards."""
 
@@ -50,17 +55,18 @@ class ReferenceExecutor:
             "linear": self.linear,
             "norm": lambda n, x: ref.norm(x, self.weight(n, "weight"), self.weight(n, "bias"), n.params),
             "param": lambda n: self.weight(n, "value"),
-            "act": lambda n, x: ref.ACTIVATION[n.params["kind"]](x),
+            "act": lambda n, x: ref.ACTIVATION[n.params["kind"]](single(x)),
             "xielu": self.xielu,
             "binary": self.binary,
-            "clamp": lambda n, x: np.clip(x, -n.params["limit"], n.params["limit"]),
-            "softcap": lambda n, x: np.float32(n.params["cap"]) * np.tanh(x / np.float32(n.params["cap"])),
+            "clamp": lambda n, x: np.clip(single(x), -n.params["limit"], n.params["limit"]),
+            "softcap": lambda n, x: np.float32(n.params["cap"]) * np.tanh(single(x) / np.float32(n.params["cap"])),
             "reduce": self.reduce,
             "heads": lambda n, x: x.reshape(*x.shape[:-1], n.params["n"], -1),
             "merge": lambda n, x: x.reshape(*x.shape[:-2], -1),
             "split": lambda n, x: np.split(x, np.cumsum(n.params["sizes"])[:-1], axis=-1),
             "concat": self.concat,
-            "outer": lambda n, a, b: a[..., :, None] * b[..., None, :],
+            "outer": lambda n, a, b: single(a)[..., :, None] * b[..., None, :],
+            "range": lambda n: np.arange(n.params["n"], dtype=np.float32),
             "rope": self.rope,
             "sdpa": self.sdpa,
             "conv": self.conv,
@@ -110,7 +116,7 @@ class ReferenceExecutor:
 
     def xielu(self, node: Node, x: Array, *alphas: Array) -> Array:
         p, n = alphas or (np.float32(node.params[name]) for name in ("alpha_p", "alpha_n"))
-        return ref.xielu(x, np.asarray(p), np.asarray(n), node.params["beta"], node.params["eps"])
+        return ref.xielu(single(x), np.asarray(p), np.asarray(n), node.params["beta"], node.params["eps"])
 
     def linear(self, node: Node, x: Array, ids: Array | None = None) -> Array:
         w, b = self.weight(node, "weight"), self.weight(node, "bias")
@@ -124,7 +130,7 @@ class ReferenceExecutor:
         operation = ref.BINARY[node.params["kind"]]
         if b is None:
             number = np.float32(node.params["number"])
-            a = a.astype(np.float32, copy=False)
+            a = single(a)
             return operation(number, a) if node.params["swap"] else operation(a, number)
         left, right = (self.shape(v) for v in node.inputs)
         if len(left) != len(right):
@@ -132,7 +138,7 @@ class ReferenceExecutor:
             at = alignment(small, large) or ()
             full = [slice(None) if n in at else None for n in range(len(large))]
             a, b = (a[tuple(full)], b) if small is left else (a, b[tuple(full)])
-        return operation(a.astype(np.float32, copy=False), b.astype(np.float32, copy=False))
+        return operation(single(a), single(b))
 
     def reduce(self, node: Node, x: Array) -> Array:
         kind = node.params["kind"]
@@ -149,6 +155,7 @@ class ReferenceExecutor:
             if key not in self.rope_tables:
                 self.rope_tables[key] = frequencies(node.params, span.length)
             inverse, factor = self.rope_tables[key]
+            inverse = -inverse if node.params["reverse"] else inverse
             rows = slice(span.start, span.start + span.count)
             out[rows] = ref.rotate(x[rows], positions[rows], inverse, factor, node.params["pairing"])
         return out

@@ -116,12 +116,14 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "abs": abs,
         "bool": bool,
         "ceil": math.ceil,
+        "default": lambda *values: next((v for v in values if v is not None), None),
         "endswith": lambda s, tail: isinstance(s, str) and s.endswith(tail),
         "exp": math.exp,
         "expand": _expand,
         "float": float,
         "floor": math.floor,
         "int": int,
+        "is_list": lambda value: isinstance(value, list | tuple),
         "len": len,
         "log": math.log,
         "max": max,
@@ -281,6 +283,9 @@ class Evaluator:
         value, index = self.visit(node.value), self.visit(node.slice)
         if value is None:
             return None
+        if not isinstance(value, Mapping | list | tuple | str):
+            reason = f"'{ast.unparse(node.value)}' is {show(value)}: it has no entries"
+            raise self.fail(node, reason, "only lists and tables have; is_list(x) tells which it is")
         if isinstance(value, Mapping) and not isinstance(index, str):
             reason = f"'{ast.unparse(node.value)}' is a table, and '{show(index)}' no key of it"
             raise self.fail(node, reason, "a list is meant; check the config")
@@ -364,6 +369,8 @@ class Evaluator:
     def call(self, node: ast.Call, name: str) -> Any:
         if name == "has" and len(node.args) == 1 and not node.keywords:
             return self.scope.has(str(self.visit(node.args[0])))
+        if name == "default" and not node.keywords:  # the rest is not looked at
+            return next((value for value in map(self.visit, node.args) if value is not None), None)
         if name not in FUNCTIONS:
             raise self.fail(
                 node, f"unknown function '{name}'", did_you_mean(name, FUNCTIONS) or "see model_specs/README.md"

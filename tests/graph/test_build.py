@@ -58,6 +58,45 @@ def test_borrowed_parameters_go_between_the_base_and_the_part() -> None:
     assert len(ops(graph_of("[layers.attn]\nqk_norm = { if = 'i == 1' }\n"), "norm")) == 9
 
 
+def test_a_borrowed_parameter_is_evaluated_where_it_was_written() -> None:
+    """`scale` is a name of the model, and a parameter of the block that the table is given to."""
+    text = "[let]\nscale = 0.125\nkv_heads = 99\n[layers.attn]\nqk_norm = { eps = 'scale' }\n"
+    inner = [node for node in ops(graph_of(text), "norm") if node.scope.endswith("attn")]
+    assert {node.params["eps"] for node in inner} == {0.125}
+    own = "[block.mine.params]\nscale = 'number = 0.5'\ngiven = 'table'\nwidth = 'axis'\n[block.mine.parts]\n"
+    own += "up = { block = 'linear', out = 'scale * 16', with = 'given' }\ndown = { block = 'linear', out = 'd' }\n"
+    own += "[block.mine]\nflow = ['y = down(up(x))']\n[layers.ffn]\nblock = 'mine'\n"
+    graph = graph_of(text + own + "given = { bias = 'scale == 0.125' }\n")
+    assert graph.weights["layers.0.up.weight"].sizes == (8, 8)  # the block's own key: its own scale
+    assert "layers.0.up.bias" in graph.weights
+
+
+def test_a_stack_chooses_layer_by_layer() -> None:
+    text = "[layers]\nchoose = \"'even' if i % 2 == 0 else 'odd'\"\n[layers.even]\nflow = ['x += attn(x)']\n"
+    text += "[layers.odd]\nargs = ['h']\nflow = ['h += mixer(h)']\n[layers.odd.mixer]\nblock = 'linear'\nout = 'd'\n"
+    graph = graph_of(text)
+    assert [node.scope for node in ops(graph, "sdpa")] == ["layers.0.attn", "layers.2.attn"]
+    assert [key for key in graph.weights if "mixer" in key] == ["layers.1.mixer.weight"]
+
+
+def test_shared_experts_of_no_width_are_none() -> None:
+    text = "[layers.ffn]\nblock = 'moe'\nexperts = 4\ntop_k = 1\nwidth = 6\nact = 'silu'\n"
+    text += "shared_gate = true\nshared_bias = true\n"
+    for shared in ("", "shared = 0\n", "shared = 'None'\n"):
+        assert not any("shexp" in key for key in graph_of(text + shared).weights)
+    keys = graph_of(text + "shared = 5\n").weights
+    assert keys["layers.0.ffn_down_shexp.bias"].sizes == (8,)
+    assert "layers.0.ffn_gate_inp_shexp.weight" in keys
+    assert "layers.0.ffn_down_exps.bias" not in keys
+
+
+def test_a_vector_of_each_token_by_outer() -> None:
+    text = "[layers]\nflow = ['a = outer(positions, exp(range(d)))', 'b = outer(heads(x, 2), range(3))', 'x += attn(x) * a']\n"
+    graph = graph_of(text)
+    assert shape(graph, "layers.0.a") == "['tokens', 'range=8']"
+    assert shape(graph, "layers.0.b") == "['tokens', 'heads=2', 'head_dim=4', 'range=3']"
+
+
 def test_choose_by_layer_lays_one_alternative_over_the_part() -> None:
     text = "[layers.attn]\nchoose = \"'a' if i == 1 else 'b'\"\nscale = 2\n[layers.attn.a]\nwindow = 4\nrope = false\n"
     graph = graph_of(text + "[layers.attn.b]\nscale = 3\n")

@@ -9,8 +9,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from inferflow.graph.primitives import PRIMITIVES
+from inferflow.graph.flow_evaluator import OF_TENSORS, REDUCE
+from inferflow.graph.primitives import PRIMITIVES, UNARY
 from inferflow.spec.document import Table, parse_toml
+from inferflow.spec.expression import FUNCTIONS
 from inferflow.spec.signature import ACTIVATIONS, Parameter, parse_signature
 
 FOLDER = Path(__file__).parents[2] / "model_specs"
@@ -48,9 +50,10 @@ def blocks() -> Iterator[str]:
     for name, block in parse_toml(text, "blocks.toml").table("block").items():
         assert isinstance(block, Table)
         head = re.search(rf"^\[block\.{name}\.params\]\s*#\s*(.*)$", text, re.MULTILINE)
-        section = text[text.index(f"[block.{name}.params]") : text.index(f"[block.{name}.parts]")]
+        section = text[text.index(f"[block.{name}.params]") :].split("\n[", 1)[0]
         notes = dict(re.findall(r'^(\w+)\s*=\s*"[^"]*"\s*#\s*(.*)$', section, re.MULTILINE))
-        yield f"**`{name}`**: {head[1] if head else ''}. Roles: {', '.join(f'`{part}`' for part in block.table('parts'))}."
+        roles = ", ".join(f"`{part}`" for part in block.table("parts"))
+        yield f"**`{name}`**: {head[1] if head else ''}." + (f" Roles: {roles}." if roles else "")
         yield ""
         yield "| parameter | type | |"
         yield "|---|---|---|"
@@ -59,7 +62,25 @@ def blocks() -> Iterator[str]:
         yield ""
 
 
-TABLES = {"primitives": primitives, "activations": activations, "blocks": blocks}
+def functions() -> Iterator[str]:
+    """All that a flow can call with tensors; each name is in one row."""
+    yield "| called with | names |"
+    yield "|---|---|"
+    rows = {
+        "one tensor, number by number": [name for name in UNARY if name != "identity"],
+        "one tensor, over the last axis": REDUCE,
+        "two tensors, or a tensor and a number": ("min", "max"),
+        "tensors and parameters (§10)": [name for name in OF_TENSORS if name in PRIMITIVES],
+    }
+    assert {name for names in rows.values() for name in names} | {"identity"} == set(OF_TENSORS)
+    for what, names in rows.items():
+        yield f"| {what} | {', '.join(f'`{name}`' for name in names)} |"
+    numbers = [name for name in FUNCTIONS if name not in OF_TENSORS and name != "default"]
+    yield f"| numbers only (§2) | {', '.join(f'`{name}`' for name in numbers)}, `has` |"
+    yield "| anything: the first that is not None | `default` |"
+
+
+TABLES = {"functions": functions, "primitives": primitives, "activations": activations, "blocks": blocks}
 
 
 def filled(text: str) -> str:

@@ -74,6 +74,7 @@ def test_what_is_missing_is_none(text: str) -> None:
 FUNCTION_CASES = {
     "abs": ("abs(-3)", 3), "bool": ("bool(cfg.d)", True), "ceil": ("ceil(2.1)", 3), "floor": ("floor(-2.1)", -3),
     "endswith": ("endswith(cfg.name, 'ny')", True), "startswith": ("startswith(cfg.null, 'a')", False),
+    "default": ("default(cfg.null, cfg.off, cfg.d // 0)", False), "is_list": ("is_list(cfg.types)", True),
     "exp": ("exp(1)", math.e), "log": ("log(8, 2)", 3.0), "sqrt": ("sqrt(cfg.d * 2)", 4.0),
     "expand": ("expand([[['g', 'l'], 2], [['l'], 1]])", ["g", "l", "g", "l", "l"]), "float": ("float('2.5')", 2.5),
     "int": ("int(2.9)", 2), "len": ("len(cfg.types)", 3), "max": ("max(1, cfg.d, 3)", 8), "min": ("min([4, 2])", 2),
@@ -90,6 +91,21 @@ def test_every_function_has_a_case() -> None:
 def test_functions(name: str) -> None:
     text, expected = FUNCTION_CASES[name]
     assert value(text) == pytest.approx(expected) if isinstance(expected, float) else value(text) == expected
+
+
+def test_default_is_the_first_that_is_there() -> None:
+    assert value("default(cfg.nothing, cfg.null)") is None
+    assert value("default(cfg.nothing, 0, 5)") == 0
+    assert value("default()") is None
+    with pytest.raises(SpecError, match="takes no keywords"):
+        value("default(a=1)")
+
+
+def test_only_lists_and_tables_have_entries() -> None:
+    assert value("[is_list(cfg.d), is_list(cfg.name), is_list(cfg.rope), is_list(cfg.null)]") == [False] * 4
+    with pytest.raises(SpecError, match=r"'cfg\.d' is 8: it has no entries") as caught:
+        value("cfg.d[i]")
+    assert "is_list(x)" in caught.value.fix
 
 
 def test_round_to_is_the_nearest_with_ties_to_even() -> None:

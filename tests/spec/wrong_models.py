@@ -99,6 +99,12 @@ PARTS = [
     Wrong("args", OWN % ("width = 12\n", "", FLOW) + "args = ⟦3\n", "'args' is a list of names", "args ="),
     Wrong("prefix", attn("prefix = ⟦3"), "'prefix' is a word"),
     Wrong("stack-key", "[layers]\ncuont = ⟦2\n", "stack 'layers' has no key 'cuont'", "did you mean 'count'"),
+    Wrong(
+        "stack-alternative-count",
+        "[layers]\nchoose = \"'a'\"\n[layers.a]\ncount = ⟦2\n",
+        "'count' stands in the stack 'layers' itself",
+        "an alternative has flow, choose, args",
+    ),
     Wrong("count-zero", "[layers]\ncount = ⟦0\n", "count is 0", "1 to 4096"),
     Wrong("count-negative", "[layers]\ncount = ⟦-2\n", "count is -2", "1 to 4096"),
     Wrong("count-huge", "[layers]\ncount = ⟦100000000\n", "count is 100000000", "1 to 4096"),
