@@ -142,8 +142,7 @@ def test_spec_check_finds_everything(run: Run, tiny: Path, tmp_path: Path) -> No
     report = json.loads(run("spec", "check", str(bad), "-m", str(tiny), "--json").out)
     assert (report["ok"], len(report["problems"])) == (False, 1)
     both = tmp_path / "both.toml"
-    both.write_text(bad.read_text() + 'attn_k = "nothing.like.it"
-')
+    both.write_text(bad.read_text() + 'attn_k = "nothing.like.it"\n')
     assert run("spec", "check", str(both), "-m", str(tiny)).out.count("error: ") >= 2
     typo = tmp_path / "typo.toml"
     typo.write_text('extends = "llama"\n\n[layers.attn]\nwindw = 4\n')
