@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,8 @@ from ..graph.scope import ModelScope, resolve_node
 from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import show
 from ..spec.library import Spec, plain
-from .problems import Failed, MissingTensorError, combined, pattern, told_once
+from .advice import Advisor, MissingTensorError, role_keys, users
+from .problems import Failed, combined, told_once
 from .source import Source, TensorInfo
 from .transform import Transform, map_values, parse_axes
 
@@ -32,6 +32,7 @@ ENTRY_KEYS = ("from", "axes", "split", "sizes", "value", "if")
 JUNK = re.compile(
     r"(rotary_emb\.inv_freq|\.attn(ention)?\.(masked_)?bias|position_ids|num_batches_tracked|rotary_pos_emb\.inv_freq)$"
 )
+LAYER = re.compile(r"((?:.*?\.)??)(\d+)\.")  # what stands before the first number of a name, and the number
 # GGUF converters may keep these fused; the parts follow one another along the output axis.
 FUSED: Mapping[str, tuple[str, ...]] = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
@@ -94,8 +95,7 @@ def plan_weights(graph: Graph, spec: Spec, config: Mapping[str, Any], source: So
     for _, error in failed:
         if not isinstance(error, CheckpointError):
             raise error
-    unused, warnings = planner.unused({name for plan in plans.values() for name in plan.names})
-    problems = told_once(failed, unused, source, planner.place)
+    problems, warnings = planner.problems(plans, failed)
     if problems:
         raise combined(problems, source)
     return Weights(source, plans, planner.scope, warnings)
@@ -108,8 +108,7 @@ def weight_problems(
     planner = _Planner(graph, spec, config, source)
     plans, failed = planner.all()
     read |= planner.scope.read
-    unused, _ = planner.unused({name for plan in plans.values() for name in plan.names} | planner.looked_at)
-    return told_once(failed, unused, source, planner.place)
+    return planner.problems(plans, failed)[0]
 
 
 class _Planner:
@@ -124,8 +123,9 @@ class _Planner:
         self.prefixes = [""] if self.gguf else [prefixes] if isinstance(prefixes, str) else list(prefixes)
         self.weights = graph.weights
         self.looked_at: set[str] = set()  # by weights that failed all the same
-        self.close: dict[tuple[str, str, str], list[str]] = {}
-        self.patterns: dict[str, str] = {}  # of all tensors: the first name of each
+        self.last: tuple[Transform | None, int] = (None, 0)  # the last layout tried, and of how many tensors
+        self.keys_of: dict[str, list[tuple[str, list[str], Node]]] = {}
+        self.rank = {file: n for n, file in enumerate(spec.files)}
         where = spec.tree.table("tensors").where
         self.place = str(where if where.file == spec.files[0] else spec.tree.where)
 
@@ -157,42 +157,48 @@ class _Planner:
         raise self.missing(weight, tried, place)
 
     def missing(self, weight: Weight, tried: list[str], place: Where) -> MissingTensorError:
+        transform, count = self.last if tried else (None, 0)
+
+        def fits(shape: tuple[int, ...]) -> bool:
+            try:
+                return same_sizes(stored_as(weight, transform, shape, count)[1], weight.sizes)
+            except SpecError:
+                return False
+
         reason = f"'{weight.key}' has no tensor in {self.source.path}"
-        if not tried:
-            section = f"tensors.{weight.stack}" if weight.stack else "tensors"
-            fix = f'add {weight.role} = "name" to [{"gguf." if self.gguf else ""}{section}]'
-            return MissingTensorError(reason, where=str(place), fix=fix)
-        role = (weight.stack, weight.role, weight.slot)
-        if role not in self.close:  # once for all layers: with many tensors it takes long
-            if not self.patterns:
-                self.patterns = {pattern(name): name for name in reversed(list(self.source.tensors))}
-            found = difflib.get_close_matches(pattern(tried[0]), list(self.patterns), n=1)
-            self.close[role] = [self.patterns[name] for name in found]
-        close = self.close[role]
-        suggestion = f"; did you mean '{close[0]}'?" if close else ""
-        fix = f"looked for {', '.join(dict.fromkeys(tried))}{suggestion}"
-        error = MissingTensorError(reason, where=str(place), fix=fix)
-        error.close = close[0] if close else ""
-        return error
+        return MissingTensorError(reason, str(place), tried, fits)
+
+    def problems(self, plans: Mapping[str, Plan], failed: list[Failed]) -> tuple[list[InferflowError], list[str]]:
+        """(what is wrong with all of it, warnings)."""
+        used = users((plan.weight, plan.names) for plan in plans.values())
+        unused, warnings = self.unused(used, self.looked_at)
+        if not failed and not unused:
+            return [], warnings
+        advisor = Advisor(self.spec, self.source, self.tables, self.prefixes, self.weights, used)
+        return told_once(failed, unused, self.source, self.place, advisor), warnings
 
     def entries(self, weight: Weight) -> Iterator[tuple[Node, bool, tuple[int, int]]]:
         """(entry, whether its key names the slot, (part, parts)) for every alternative of the weight's role, in order; a
-        role may stand in several keys."""
+        role may stand in several keys: those of the newest file go first, and among its keys those that name the slot."""
         table = self.tables.table(weight.stack) if weight.stack else self.tables
-        listed = False
-        for wanted in (f"{weight.role}.{weight.slot}", weight.role):
-            for key, node in table.items():
-                roles = [r.strip() for r in key.split(",")]
-                if wanted not in roles or (isinstance(node, Table) and "from" not in node and not self.gguf):
-                    continue
-                exact = wanted != weight.role
-                self.scope.touch(node.where)
-                items = node.value if isinstance(node, Leaf) and isinstance(node.value, list) else [node]
-                listed = True
-                for item in items:
-                    yield item, exact, (roles.index(wanted), len(roles))
-        if self.gguf and not listed:
+        exact = f"{weight.role}.{weight.slot}"
+        found = [
+            (self.rank.get(node.where.file, len(self.rank)), word != exact, node, (roles.index(word), len(roles)))
+            for word in (exact, weight.role)
+            for _, roles, node in self.keys(weight.stack, table)
+            if word in roles
+        ]
+        for _, plain_role, node, part in sorted(found, key=lambda item: item[:2]):
+            self.scope.touch(node.where)
+            for item in node.value if isinstance(node, Leaf) and isinstance(node.value, list) else [node]:
+                yield item, not plain_role, part
+        if self.gguf and not found:
             yield Leaf(weight.role, Where("GGUF")), False, (0, 1)
+
+    def keys(self, stack: str, table: Table) -> list[tuple[str, list[str], Node]]:
+        if stack not in self.keys_of:
+            self.keys_of[stack] = list(role_keys(table, self.gguf))
+        return self.keys_of[stack]
 
     def find(
         self, entry: Node, exact: bool, part: tuple[int, int], weight: Weight, scope: ModelScope, tried: list[str]
@@ -230,10 +236,9 @@ class _Planner:
                 marker = "{e}" if "{e}" in full else "{h}" if "{h}" in full else ""
                 first = full.replace(marker, "0") if marker else full
                 tried.append(first)
+                count = min(weight.sizes[0], len(self.source.tensors) + 1) if marker else 1  # one too many is missed
+                self.last = transform, count if marker else 0
                 if first in self.source.tensors:
-                    count = (
-                        min(weight.sizes[0], len(self.source.tensors) + 1) if marker else 1
-                    )  # one too many is missed
                     stacked = tuple(full.replace(marker, str(n)) for n in range(count)) if marker else (full,)
                     return Plan(weight, stacked, bool(marker), transform)
         return None
@@ -316,18 +321,12 @@ class _Planner:
         if any(info.shape != stored for info in infos):
             reason = f"'{plan.names[0]}' and its like differ in shape"
             raise CheckpointError(reason, where=str(place), fix="the file is damaged, or they are not alike")
-        if transform is not None and transform.lhs:
-            if weight.slot == "bias" and len(transform.lhs) == len(stored) + 1:
-                transform = transform.drop_trailing()
-            try:
-                shape = transform.shape(stored)
-            except SpecError as error:
-                error.reason = f"'{weight.key}' from '{plan.names[0]}': {error.reason}"
-                raise
-        else:
-            shape = stored
-        shape = (len(plan.names), *shape) if plan.stacked else shape
-        if [n for n in shape if n != 1] != [n for n in weight.sizes if n != 1]:
+        try:
+            transform, shape = stored_as(weight, transform, stored, len(plan.names) if plan.stacked else 0)
+        except SpecError as error:
+            error.reason = f"'{weight.key}' from '{plan.names[0]}': {error.reason}"
+            raise
+        if not same_sizes(shape, weight.sizes):
             wanted = ", ".join(str(axis) for axis in weight.shape)
             raise CheckpointError(
                 f"'{weight.key}' must be [{wanted}]; '{plan.names[0]}' gives {list(shape)} (stored {list(stored)})",
@@ -336,20 +335,54 @@ class _Planner:
             )
         return Plan(weight, plan.names, plan.stacked, transform)
 
-    def unused(self, used: set[str]) -> tuple[list[str], list[str]]:
+    def unused(self, used: Mapping[str, list[Weight]], looked_at: set[str]) -> tuple[list[str], list[str]]:
         """(names that are nobody's, warnings about others) of the tensors that no weight reads."""
         ignore = [*(self.spec.value("tensors", "ignore") or []), *(self.spec.value("gguf", "ignore") or [])]
         tied = {p for p in self.source.tensors if re.search(r"(^|\.)(lm_head|embed_out|output)\.weight$", p)}
-        layers = self.graph.layers
-        problems, warnings = [], []
+        counts = layer_counts(used)
+        problems: list[str] = []
+        warnings: list[str] = []
+        beyond: dict[str, int] = {}
         for name in self.source.tensors:
-            if name in used or JUNK.search(name) or any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore):
+            if name in used or name in looked_at or JUNK.search(name):
                 continue
-            number = re.search(r"\.(\d+)\.", name)
-            if number and int(number[1]) >= layers and ("layers" in name or "blk" in name or ".h." in name):
-                warnings.append(f"'{name}' belongs to layer {number[1]}; the config has {layers} layers: ignored")
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore):
+                continue
+            numbered = LAYER.match(name)
+            if numbered and len(numbered[2]) < 9 and int(numbered[2]) >= counts.get(numbered[1], 1 << 30):
+                beyond[numbered[1]] = beyond.get(numbered[1], 0) + 1
             elif name in tied:
                 warnings.append(f"'{name}' is ignored: the config ties the output to the token embedding")
             else:
                 problems.append(name)
+        for head, number in beyond.items():
+            first = counts[head]
+            warnings.append(f"left out: {number} tensor{'s' * (number > 1)} of layers >= {first} ('{head}{first}' …)")
         return problems, warnings
+
+
+def layer_counts(used: Mapping[str, list[Weight]]) -> dict[str, int]:
+    """What stands before the layer's number in the names that a stack reads, and how many layers it has."""
+    out: dict[str, int] = {}
+    for name, weights in used.items():
+        numbered = LAYER.match(name)
+        if numbered and any(str(weight.layer) == numbered[2] for weight in weights):
+            out[numbered[1]] = max(out.get(numbered[1], 0), int(numbered[2]) + 1)
+    return out
+
+
+def stored_as(
+    weight: Weight, transform: Transform | None, stored: tuple[int, ...], stacked: int
+) -> tuple[Transform | None, tuple[int, ...]]:
+    """(the transform as it applies, the shape it gives) for a tensor, or `stacked` tensors, of shape `stored`."""
+    shape = stored
+    if transform is not None and transform.lhs:
+        if weight.slot == "bias" and len(transform.lhs) == len(stored) + 1:
+            transform = transform.drop_trailing()
+        shape = transform.shape(stored)
+    return transform, (stacked, *shape) if stacked else shape
+
+
+def same_sizes(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Axes of one element apart."""
+    return [n for n in one if n != 1] == [n for n in other if n != 1]

@@ -131,8 +131,16 @@ bias = true
 
 def test_layers_beyond_the_config_are_told_and_ignored(tmp_path: Path) -> None:
     model = load(tmp_path, config={"num_hidden_layers": 1}, **{n: a for n, a in tensors().items() if ".1." in n})
-    assert len(model.weights.warnings) == 9
-    assert all("belongs to layer 1; the config has 1 layers" in text for text in model.weights.warnings)
+    assert model.weights.warnings == ["left out: 9 tensors of layers >= 1 ('model.layers.1' …)"]
+    assert check_problems(tmp_path / "own.toml", tmp_path / "model") == []
+
+
+def test_numbers_that_are_no_layers_of_the_model_leave_nothing_out(tmp_path: Path) -> None:
+    """An encoder's layers, or an expert of a layer that is there, are not layers beyond the last."""
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path, **{"vision.layers.7.a.weight": rng(2), "model.layers.0.mlp.7.up.weight": rng(2)})
+    assert "'vision.layers.7.a.weight' [2] is used by no part" in str(caught.value)
+    assert "'model.layers.0.mlp.7.up.weight' [2] is used by no part" in str(caught.value)
 
 
 def test_missing_tensors_are_told_once_with_the_like_of_them(tmp_path: Path) -> None:
@@ -142,7 +150,7 @@ def test_missing_tensors_are_told_once_with_the_like_of_them(tmp_path: Path) -> 
         load(tmp_path, **gone, **there)
     text = str(caught.value)
     assert text.count("has no tensor in") == 1
-    assert "nor have 1 other layers" in text
+    assert "nor has 1 other layer)" in text
     assert "did you mean 'model.layers.0.mlp.up_project.weight'?" in text
     assert "is used by no part" not in text
 
@@ -157,15 +165,34 @@ def test_unused_tensors_are_told_once_a_pattern(tmp_path: Path) -> None:
 
 def test_a_file_that_ends_early(tmp_path: Path) -> None:
     gone = {name: None for name in tensors() if ".1." in name}
-    with pytest.raises(CheckpointError, match="layer 1 of 'layers' lack tensors in") as caught:
+    with pytest.raises(CheckpointError, match="layer 1 of 'layers' lacks all its tensors in") as caught:
         load(tmp_path, **gone)
     assert "counts more layers" in caught.value.fix
+
+
+def test_which_layers_are_gone(tmp_path: Path) -> None:
+    """Those of which nothing is there, and no others: a layer that lacks some tensors is told by the names of these."""
+    config = {**CONFIG, "num_hidden_layers": 8}
+    gone = {n: None for n in tensors(config) if n.split(".")[2:3] and n.split(".")[2] in ("0", "3", "4", "5", "7")}
+    some = {f"model.layers.{i}.mlp.{p}_proj.weight": None for i in (1, 2) for p in ("up", "down")}
+    write_checkpoint(tmp_path / "model", config, **gone, **some)
+    (tmp_path / "own.toml").write_text('extends = "decoder"\n', "utf-8")
+    first, *rest = (str(p) for p in check_problems(tmp_path / "own.toml", tmp_path / "model"))
+    assert "layers 0, 3 to 5, 7 of 'layers' lack all their tensors" in first
+    assert len(rest) == 2
+    assert "'layers.1.ffn_up.weight' has no tensor" in rest[0]
+    assert "(nor has 1 other layer)" in rest[0]
+    assert "'layers.1.ffn_down.weight' has no tensor" in rest[1]
 
 
 def test_many_problems_are_cut_short(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path, **{f"extra{chr(97 + n)}": rng(3) for n in range(20)})
-    assert "(and 12 more)" in str(caught.value)
+    first, *lines, last = str(caught.value).split("\n")
+    assert first.startswith(f"{tmp_path / 'model' / 'model.safetensors'}: 20 things do not fit (")
+    assert len(lines) == 8
+    assert all(line.startswith(f"  {tmp_path / 'own.toml'}:1:1: tensor 'extra") for line in lines)
+    assert last == "  and 12 more"
     assert len(str(caught.value)) < 2500
 
 
@@ -241,3 +268,42 @@ def test_a_table_given_for_a_parameter_is_told_where_it_is_wrong(tmp_path: Path)
     assert caught.value.where == f"{tmp_path / 'own.toml'}:4:23"
     with pytest.raises(SpecError, match="too deeply"):
         load(tmp_path, '[let.mine]\nfactor = "mine"\n[layers.attn.rope]\nscaling = "mine"\n')
+
+
+def test_the_entry_of_the_newer_file_is_tried_first(tmp_path: Path) -> None:
+    """Also where its key has other roles beside it; the inherited ones come after, for tensors that are not there."""
+    fused = {"model.layers.0.qkv.weight": rng(16, 8)}
+    gone = {f"model.layers.0.self_attn.{p}_proj.weight": None for p in "qkv"}
+    layout = 'axes = "part in", split = "part", sizes = ["H * hd", "KV * hd", "KV * hd"] }'
+    text = f'[tensors.layers]\n"attn_q, attn_k, attn_v" = {{ from = "model.layers.{{i}}.qkv", {layout}\n'
+    model = load(tmp_path, text, **fused, **gone)
+    np.testing.assert_array_equal(
+        model.weights.array("layers.0.attn_k.weight"), fused["model.layers.0.qkv.weight"][8:12]
+    )
+    assert model.weights.plans["layers.1.attn_k.weight"].names == ("model.layers.1.self_attn.k_proj.weight",)
+    both = {"model.layers.0.qkv.weight": rng(16, 8), "model.layers.1.qkv.weight": rng(16, 8, seed=6)}
+    keep = text + '[tensors]\nignore = ["*.self_attn.[qkv]_proj.weight"]\n'
+    model = load(tmp_path, keep, **both)
+    for i in range(2):
+        np.testing.assert_array_equal(
+            model.weights.array(f"layers.{i}.attn_q.weight"), both[f"model.layers.{i}.qkv.weight"][:8]
+        )
+
+
+def test_a_slot_by_name_goes_first_in_its_own_file_only(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(
+        'extends = "decoder"\n[norm]\nbias = true\n[tensors]\n"output_norm.bias" = "old_shift"\n', "utf-8"
+    )
+    norms = {
+        f"model.layers.{i}.{n}.bias": rng(8) for i in range(2) for n in ("input_layernorm", "post_attention_layernorm")
+    }
+    stored = {"old_shift": rng(8), "new.weight": rng(8), "new.bias": rng(8), "model.norm.weight": None, **norms}
+    spec = tmp_path / "mine.toml"
+    spec.write_text('extends = "base"\n[tensors]\noutput_norm = "new"\nignore = ["old_shift"]\n', "utf-8")
+    plans = load_model(write_checkpoint(tmp_path / "model", **stored), spec).weights.plans
+    assert plans["output_norm.bias"].names == ("new.bias",)
+    spec.write_text(
+        'extends = "base"\n[tensors]\noutput_norm = "new"\n"output_norm.bias" = "old_shift"\nignore = ["new.bias"]\n',
+        "utf-8",
+    )
+    assert load_model(tmp_path / "model", spec).weights.plans["output_norm.bias"].names == ("old_shift",)

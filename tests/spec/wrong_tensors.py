@@ -93,7 +93,7 @@ TENSORS = [
     Wrong(
         "layers-more",
         "[layers]\ncount = 3\n\n⟦[tensors]\nignore = []\n",
-        "layer 2 of 'layers' lack tensors in",
+        "layer 2 of 'layers' lacks all its tensors in",
         "counts more layers",
     ),
 ]
