@@ -7,7 +7,7 @@ Read are ``tokenizer.json`` (the `tokenizers` library's format), ``tokenizer_con
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,6 +19,7 @@ from .decoders import decoder_of
 from .engine import EngineBackend
 from .tables import turn_enders
 from .tokenizer import Tokenizer, Vocabulary
+from .unicode import well_formed
 
 __all__ = ["load_directory"]
 
@@ -56,7 +57,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         raise TextError(f"larger than {_MAX_BYTES >> 20} MiB", where=str(file), fix="fetch the file again")
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TextError(f"not readable JSON: {error}", where=str(file), fix="fetch the file again") from None
     if not isinstance(data, dict):
         raise TextError("holds no JSON object", where=str(file), fix="fetch the file again")
@@ -67,7 +68,7 @@ def _content(value: Any) -> str | None:
     """A token's text, given as such or as an object with its flags."""
     if isinstance(value, Mapping):
         value = value.get("content")
-    return value if isinstance(value, str) and value else None
+    return well_formed(value) if isinstance(value, str) and value else None
 
 
 class _Directory:
@@ -91,8 +92,9 @@ class _Directory:
     def _more_specials(self) -> Iterator[str]:
         for table in (self.tokenizer_config, self.special_map):
             for key in ("additional_special_tokens", "extra_special_tokens"):
-                values = table.get(key) or []
-                for value in values.values() if isinstance(values, Mapping) else values:
+                values = table.get(key)
+                listed = values.values() if isinstance(values, Mapping) else values
+                for value in listed if isinstance(listed, Iterable) and not isinstance(listed, str) else [listed]:
                     text = _content(value)
                     if text is not None:
                         yield text
@@ -185,7 +187,10 @@ class _Directory:
     def _chat_template(self) -> str | None:
         file = self.path / "chat_template.jinja"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            try:
+                return file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise TextError(f"cannot be read: {error}", where=str(file), fix="save it as UTF-8 text") from None
         for value in (
             _read_json(self.path / "chat_template.json").get("chat_template"),
             self.tokenizer_config.get("chat_template"),
