@@ -150,6 +150,23 @@ def granite(c: Config) -> dict[str, Any]:
     return out | ({"expert_shared_feed_forward_length": shared} if shared else {})
 
 
+def glm_moe(c: Config) -> dict[str, Any]:
+    return rotary_share(c) | {
+        "expert_count": c["n_routed_experts"],
+        "expert_shared_count": c["n_shared_experts"],
+        "expert_feed_forward_length": c["moe_intermediate_size"],
+        "expert_weights_scale": c["routed_scaling_factor"],
+        "expert_weights_norm": c["norm_topk_prob"],
+        "expert_group_count": c["n_group"],
+        "expert_group_used_count": c["topk_group"],
+        "leading_dense_block_count": c["first_k_dense_replace"],
+    }
+
+
+def hunyuan_moe(c: Config) -> dict[str, Any]:
+    return {"expert_used_count": c["moe_topk"], "expert_shared_feed_forward_length": c["intermediate_size"]}
+
+
 def gpt_oss(c: Config) -> dict[str, Any]:
     return window(c) | {"expert_feed_forward_length": c["intermediate_size"]}
 
@@ -207,7 +224,8 @@ def neox(c: Config) -> dict[str, Any]:
 
 EACH_HEAD = regrouped(per_head, lambda c: (1, 1, 1))
 FALCON = (regrouped(lambda c: falcon(c)["head_count_kv"], falcon_parts),)
-DEEPSEEK = (EXPERTS, latent, renamed((r"e_score_correction_bias$", "e_score_correction.bias")))
+SCORE_BIAS = renamed((r"e_score_correction_bias$", "e_score_correction.bias"))
+DEEPSEEK = (EXPERTS, latent, SCORE_BIAS)
 TWINS = [
     Twin("llama", "llama", (permuted,)),
     Twin("llama-mqa-odd", "llama", (permuted,)),
@@ -269,6 +287,10 @@ TWINS = [
     Twin("cohere-qk-norm-tied", "command-r", (), lambda c: {"logit_scale": c["logit_scale"]}),
     Twin("dbrx", "dbrx", (levelled,), dbrx),
     Twin("llama4-published", "llama4", (parted,), llama4),
+    Twin("glm4_moe", "glm4moe", (EXPERTS, SCORE_BIAS), glm_moe),
+    Twin("glm4_moe-one-group", "glm4moe", (EXPERTS, SCORE_BIAS), glm_moe),
+    Twin("hunyuan_moe-one", "hunyuan-moe", (EXPERTS,), hunyuan_moe),
+    Twin("minimax_m2", "minimax-m2", (EXPERTS, SCORE_BIAS), lambda c: {"rope_dimension_count": c["rotary_dim"]}),
     Twin("gpt_oss-seven", "gpt-oss", (unwoven,), gpt_oss),
 ]
 
