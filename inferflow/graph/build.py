@@ -17,6 +17,7 @@ from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import Evaluator, Scope, column_of, show
 from ..spec.flow import Assignment, parse_flow
 from ..spec.library import Spec
+from .absent import absent_keys, explain
 from .axes import TOKENS, Axis, Shape, joined
 from .flow_evaluator import FlowEvaluator, tensors
 from .graph import Graph, Value, Weight
@@ -91,6 +92,9 @@ class Builder:
         except RecursionError:
             reason, where = "names and blocks lean on one another too deeply", str(self.spec.tree.where)
             raise SpecError(reason, where=where, fix="flatten them") from None
+        except SpecError as error:
+            explain(error, self.model, self.model.config)
+            raise
 
     def build(self) -> Build:
         model = self.spec.tree.table("model")
@@ -193,9 +197,10 @@ class Builder:
     def call_stack(self, name: str, table: Table, args: list[Any], frame: Frame) -> Any:
         count = resolve_node(table["count"], frame.scope)
         if not isinstance(count, int) or isinstance(count, bool) or not 0 < count <= MAX_LAYERS:
-            raise SpecError(
-                f"count is {show(count)}", where=str(table["count"].where), fix=f"a stack has 1 to {MAX_LAYERS} layers"
-            )
+            why, fix = absent_keys(table["count"], frame.scope, self.model.config, "int") if count is None else ("", "")
+            reason = f"count is {show(count)}" + (f": {why}" if why else "")
+            fix = fix or f"a stack has 1 to {MAX_LAYERS} layers"
+            raise SpecError(reason, where=str(table["count"].where), fix=fix)
         self.layers += count
         for layer in range(count):
             scope = self.model.at(layer)

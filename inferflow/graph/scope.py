@@ -14,6 +14,7 @@ from ..errors import SpecError
 from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import Evaluator, Scope, parse_expression
 from ..spec.signature import Parameter, Signature, check_type
+from .absent import absent_keys
 
 __all__ = ["BlockScope", "ModelScope", "TableValue", "resolve_node", "settled"]
 
@@ -114,6 +115,10 @@ class ModelScope(Scope):
     def names(self) -> Sequence[str]:
         return ["cfg", "i", *self.let]
 
+    def written(self, name: str) -> tuple[Node, Scope] | None:
+        """Where a name gets its value from."""
+        return (self.let[name], self) if name in self.let else None
+
     def lookup(self, name: str) -> Any:
         if name == "cfg":
             return self.config
@@ -182,6 +187,14 @@ class BlockScope(Scope):
     def spend(self, work: int, where: Where) -> None:
         self.model.spend(work, where)
 
+    def written(self, name: str) -> tuple[Node, Scope] | None:
+        """Where a name gets its value from."""
+        if name in self.given:
+            return self.given[name], self.outer(name)
+        if name in self.signature:
+            return Leaf(self.signature[name].default_text, self.signature[name].where), self
+        return self.model.written(name)
+
     def lookup(self, name: str) -> Any:
         if name in self.cache:
             return self.cache[name]
@@ -202,6 +215,11 @@ class BlockScope(Scope):
                 return None
             if parameter.type == "table" and value is True:
                 return TableValue(Table({}, node.where), outer)
+            if value is None and parameter.default is None:
+                reason, fix = absent_keys(node, outer, self.model.config, parameter.type)
+                if reason:
+                    fix = fix or "give it a value, or a fallback with 'or'"
+                    raise SpecError(f"'{parameter.name}' is missing: {reason}", where=str(node.where), fix=fix)
             if value is not None or parameter.default is None:
                 return check_type(parameter, value, node.where)
         if parameter.default is None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import CheckpointError, InferflowError, SpecError, did_you_mean
+from ..graph.absent import absent_keys, explain
 from ..graph.graph import Graph, Weight
 from ..graph.scope import ModelScope, resolve_node
 from ..spec.document import Leaf, Node, Table, Where
@@ -137,6 +138,8 @@ class _Planner:
             try:
                 plans[key] = self.plan(weight)
             except InferflowError as error:
+                if isinstance(error, SpecError):
+                    explain(error, self.scope, self.scope.config)
                 failed.append((weight, error))
         return plans, failed
 
@@ -283,8 +286,9 @@ class _Planner:
     def integer(self, node: Node, scope: ModelScope) -> int:
         value = resolve_node(node, scope)
         if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            reason = f"a size is a positive whole number, it is {show(value)}"
-            raise SpecError(reason, where=str(node.where), fix="check the config")
+            why, fix = absent_keys(node, scope, self.scope.config, "int") if value is None else ("", "")
+            reason = f"a size is a positive whole number, it is {show(value)}" + (f": {why}" if why else "")
+            raise SpecError(reason, where=str(node.where), fix=fix or "check the config")
         return value
 
     def fused(self, weight: Weight) -> Plan | None:

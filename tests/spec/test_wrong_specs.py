@@ -97,8 +97,9 @@ def test_a_folder_a_hole_and_a_giant(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["decodr", "", "../llama", "blocks", "a b", "LLAMA!", "x" * 5000])
 def test_names_of_no_spec(name: str) -> None:
-    with pytest.raises(SpecError, match="there is no spec called") as caught:
+    with pytest.raises(SpecError) as caught:
         load_spec(name)
+    assert caught.value.reason.startswith("there is no spec called")
     assert caught.value.fix
 
 
