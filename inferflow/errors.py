@@ -23,9 +23,6 @@ __all__ = [
 ]
 
 
-MAX_SENTENCE = 4000
-
-
 class InferflowError(Exception):
     """Base of all refusals. ``str(error)`` is ``where: reason (fix)``, on one line."""
 
@@ -36,16 +33,16 @@ class InferflowError(Exception):
         super().__init__(reason)
 
     def __str__(self) -> str:
-        head = f"{self.where}: " if self.where else ""
-        tail = f" ({self.fix})" if self.fix else ""
-        return one_line(f"{head}{self.reason}{tail}")
+        head = f"{one_line(self.where, 500)}: " if self.where else ""
+        tail = f" ({one_line(self.fix, 1000)})" if self.fix else ""
+        return f"{head}{one_line(self.reason)}{tail}"
 
 
-def one_line(text: str) -> str:
-    """`text` as it can be printed: control characters, which a file's names may hold, are escaped; at most 4000
-    characters, the middle left out."""
-    if len(text) > MAX_SENTENCE:
-        text = f"{text[: MAX_SENTENCE - 503]} … {text[-500:]}"
+def one_line(text: str, limit: int = 2500) -> str:
+    """`text` as it can be printed: control characters, which a file's names may hold, are escaped; what is longer than
+    `limit` loses its middle."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} … {text[-limit // 2 :]}"
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
