@@ -20,7 +20,7 @@ from .errors import ArgumentError, TextError, did_you_mean
 from .runtime.engine import Engine, Event
 from .runtime.engine import Sequence as Running
 from .runtime.executor import ReferenceExecutor
-from .runtime.model import Model, load_model
+from .runtime.model import Model, context_length, load_model
 from .runtime.sampler import SamplingParams
 from .spec.expression import show
 from .text import Detokenizer, StopMatcher, Tokenizer, encode_chat, load_tokenizer
@@ -96,10 +96,11 @@ class LLM:
         )
 
     def _length(self, asked: int | None) -> int:
-        if asked is not None:
-            return asked
-        own = self.model.config.get("max_position_embeddings") or self.model.config.get("n_positions")
-        return int(own) if isinstance(own, int | float) and 1 <= own < DEFAULT_LENGTH else DEFAULT_LENGTH
+        made_for, limit = context_length(self.model)
+        if asked is not None and limit is not None and asked > limit:
+            reason = f"it is {asked}, and the model has a table of {limit} positions"
+            raise ArgumentError(reason, where="max_model_len", fix=f"it can be at most {limit}")
+        return asked or min(n for n in (made_for, limit, DEFAULT_LENGTH) if n is not None)
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -222,6 +223,8 @@ class LLM:
         """Next-token logits at every position, float32 [len(ids), vocab]. `chunk` runs so many tokens at a time, through the
         cache: the answer is the same to the last bit."""
         numbers = self._ids(ids)
+        if chunk is not None:
+            _whole("chunk", chunk)
         with self._lock:
             return self._open().forward(numbers, chunk=chunk)["logits"]
 

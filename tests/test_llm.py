@@ -10,7 +10,7 @@ import pytest
 
 from inferflow import LLM, SamplingParams
 from inferflow.errors import ArgumentError, CheckpointError, SpecError, TextError
-from tests.tiny import CONFIG, write
+from tests.tiny import CONFIG, tensors, write
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +128,26 @@ def test_max_model_len(tiny: LLM) -> None:
         short.generate([[3] * 8])
     with pytest.raises(ArgumentError, match="do not fit in 8"):
         short.logits([3] * 9)
+
+
+def test_a_table_of_positions_bounds_the_length(tmp_path: Path) -> None:
+    spec = tmp_path / "learned.toml"
+    spec.write_text(
+        'extends = "llama"\n\n[model]\nflow = ["x = token_embd(tokens) + position_embd(positions)", "x = layers(x)", '
+        '"logits = output(output_norm(x))"]\n\n[position_embd]\nblock = "embed"\nrows = 24\ndim = "d"\noffset = 2\n\n'
+        '[tensors]\nposition_embd = "wpe"\n'
+    )
+    weights = tensors() | {"wpe.weight": np.ones((24, 32), np.float32)}
+    folder = write(tmp_path / "model", weights=weights)
+    with LLM(folder, spec) as llm:
+        assert llm.max_model_len == 22
+        assert llm.logits([3] * 22).shape[0] == 22
+        with pytest.raises(ArgumentError, match="do not fit in 22"):
+            llm.logits([3] * 23)
+    with pytest.raises(ArgumentError, match="table of 22 positions"):
+        LLM(folder, spec, max_model_len=23)
+
+
+def test_a_scaling_that_cannot_be_computed_is_refused_at_once(tiny: LLM) -> None:
+    with pytest.raises(SpecError, match="factor"):
+        LLM(tiny.path, config={"rope_scaling": {"rope_type": "linear", "factor": -2.0}})

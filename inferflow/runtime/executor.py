@@ -46,6 +46,11 @@ class ReferenceExecutor:
         self.graph = graph
         self.weights = weights
         self.rope_tables: dict[Any, tuple[Array, float]] = {}
+        for node in graph.nodes:
+            if node.op == "rope":
+                frequencies(
+                    node.params, 1
+                )  # a scaling that cannot be computed is refused now, not in the midst of a step
         last = {v: n for n, node in enumerate(graph.nodes) for v in node.inputs}
         self.free_after: dict[int, list[int]] = {}
         for v, n in last.items():

@@ -46,6 +46,7 @@ class BlockPool:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self.free = list(range(blocks - 1, -1, -1))
+        self.owned = bytearray(blocks)  # 1 while a sequence has it
 
     def take(self, count: int) -> list[int]:
         """`count` blocks; UnsupportedError when there are not so many."""
@@ -54,10 +55,15 @@ class BlockPool:
             raise UnsupportedError(
                 f"the KV cache has {len(self.free)} free blocks of {self.blocks}, {count} are needed", fix=fix
             )
-        return [self.free.pop() for _ in range(count)]
+        taken = [self.free.pop() for _ in range(count)]
+        for block in taken:
+            self.owned[block] = 1
+        return taken
 
     def give(self, blocks: list[int]) -> None:
         """Return blocks that `take` handed out."""
-        self.free.extend(reversed(blocks))
-        if len(self.free) > self.blocks or len(set(self.free)) != len(self.free):
-            raise AssertionError("a block was returned twice")
+        for block in reversed(blocks):
+            if not self.owned[block]:
+                raise AssertionError(f"block {block} was returned twice")
+            self.owned[block] = 0
+            self.free.append(block)

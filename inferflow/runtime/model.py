@@ -41,6 +41,15 @@ class Model:
         return total
 
 
+def context_length(model: Model) -> tuple[int | None, int | None]:
+    """(the length the model was made for, by its config; the length it cannot exceed: rows of a table of positions)."""
+    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    stated = [model.config.get(key) for key in keys]
+    made_for = next((int(n) for n in stated if isinstance(n, int | float) and not isinstance(n, bool) and n >= 1), None)
+    tables = [n for n in model.graph.nodes if n.op == "embed" and n.inputs == (model.graph.inputs["positions"],)]
+    return made_for, min((n.params["rows"].size - n.params["offset"] for n in tables), default=None)
+
+
 def choose_spec(source: Source, spec: str | Path | None, config: Mapping[str, Any]) -> tuple[Spec, Mapping[str, Any]]:
     """(the spec as it applies to this kind of file, the part of the config it reads)."""
     chosen = find_spec(config) if spec is None else load_spec(spec)
