@@ -1,7 +1,7 @@
 """JSON files of a model directory: config.json, generation_config.json and the shard indexes, read with bounds.
 
 Every JSON file is at most 16 MiB (an index 64 MiB), at most 64 levels deep, and an object. ``Infinity`` is accepted,
-since configs on the hub use it for open intervals; ``NaN`` is refused.
+since configs on the hub use it for open intervals, as is ``{"__float__": "Infinity"}``; ``NaN`` is refused.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_json_object(path: Path, limit: int = _CONFIG_LIMIT) -> dict[str, Any]:
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """`data` as a JSON object; CheckpointError naming `where` when it is not one."""
     try:
-        value = json.loads(data.decode("utf-8-sig"), parse_constant=_constant)
+        value = json.loads(data.decode("utf-8-sig"), parse_constant=_constant, object_hook=_object)
     except UnicodeDecodeError as error:
         raise corrupt(where, f"is not UTF-8 text (byte {error.start})") from None
     except RecursionError:
@@ -70,6 +70,13 @@ def _constant(name: str) -> float:
     if name == "NaN":
         raise ValueError("NaN is not a number a model can use")
     return float(name)
+
+
+def _object(value: dict[str, Any]) -> Any:
+    """``{"__float__": "Infinity"}`` is how some configs write what JSON has no word for."""
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity"):
+        return float(value["__float__"])
+    return value
 
 
 def _check_depth(value: dict[str, Any], where: str) -> None:

@@ -25,10 +25,12 @@ from .twins import (
     EXPERTS,
     HEAD_NORMS,
     Config,
+    Pairs,
     Twin,
     alphas,
     band_factors,
     convert,
+    each,
     halves,
     latent,
     levelled,
@@ -167,6 +169,40 @@ def hunyuan_moe(c: Config) -> dict[str, Any]:
     return {"expert_used_count": c["moe_topk"], "expert_shared_feed_forward_length": c["intermediate_size"]}
 
 
+def mamba(c: Config) -> dict[str, Any]:
+    """Sizes of the recurrence; there are no heads and no feed-forward, which the format says by 0."""
+    inner = int(c["expand"] * c["hidden_size"])
+    out = {
+        "feed_forward_length": 0,
+        "head_count": 0,
+        "context_length": 1 << 20,
+        "ssm_conv_kernel": c["conv_kernel"],
+        "ssm_inner_size": inner,
+        "ssm_state_size": c["state_size"],
+        "ssm_time_step_rank": c.get("num_heads") or c["time_step_rank"],
+        "layer_norm_rms_eps": c["layer_norm_epsilon"],
+        "layer_norm_eps": None,
+        "key_length": None,
+        "value_length": None,
+    }
+    if c["model_type"] == "mamba2":
+        return out | {"ssm_group_count": c["n_groups"]}
+    return out | {"ssm_dt_b_c_rms": c["model_type"] == "falcon_mamba"}
+
+
+@each
+def recurrent(name: str, a: np.ndarray, c: Config) -> Pairs:
+    """The decays as they are used, the convolution without its empty axis, the gated norm by groups."""
+    if name.endswith("A_log"):
+        a = -np.exp(a)
+    if c["model_type"] == "mamba2" and name.endswith(("A_log", ".D")):
+        a = a[:, None]
+    if name.endswith("mixer.norm.weight"):
+        a = a.reshape(c["n_groups"], -1)
+    name = name.replace("dt_bias", "dt_proj.bias")
+    yield name, a[:, 0] if name.endswith("conv1d.weight") else a
+
+
 def gpt_oss(c: Config) -> dict[str, Any]:
     return window(c) | {"expert_feed_forward_length": c["intermediate_size"]}
 
@@ -287,6 +323,9 @@ TWINS = [
     Twin("cohere-qk-norm-tied", "command-r", (), lambda c: {"logit_scale": c["logit_scale"]}),
     Twin("dbrx", "dbrx", (levelled,), dbrx),
     Twin("llama4-published", "llama4", (parted,), llama4),
+    Twin("mamba", "mamba", (recurrent,), mamba),
+    Twin("falcon_mamba", "mamba", (recurrent,), mamba),
+    Twin("mamba2", "mamba2", (recurrent,), mamba),
     Twin("glm4_moe", "glm4moe", (EXPERTS, SCORE_BIAS), glm_moe),
     Twin("glm4_moe-one-group", "glm4moe", (EXPERTS, SCORE_BIAS), glm_moe),
     Twin("hunyuan_moe-one", "hunyuan-moe", (EXPERTS,), hunyuan_moe),
