@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 from importlib import resources
@@ -200,7 +201,29 @@ def recurrent(name: str, a: np.ndarray, c: Config) -> Pairs:
     if name.endswith("mixer.norm.weight"):
         a = a.reshape(c["n_groups"], -1)
     name = name.replace("dt_bias", "dt_proj.bias")
-    yield name, a[:, 0] if name.endswith("conv1d.weight") else a
+    yield name, a[:, 0] if name.endswith(("conv1d.weight", "conv.conv.weight")) else a
+
+
+def lfm2(c: Config) -> dict[str, Any]:
+    """The width is what comes of the config's; only layers with attention have key heads."""
+    width = c["intermediate_size"]
+    if c["block_auto_adjust_ff_dim"]:
+        step = c["block_multiple_of"]
+        width = step * math.ceil(int(c["block_ffn_dim_multiplier"] * int(2 * width / 3)) / step)
+    kv = [c["num_key_value_heads"] * (kind == "full_attention") for kind in c["layer_types"]]
+    more = {"head_count_kv": kv, "feed_forward_length": width, "layer_norm_rms_eps": c["norm_eps"], "layer_norm_eps": None}
+    return more | {"shortconv_l_cache": c["conv_L_cache"]}
+
+
+def jamba(c: Config) -> dict[str, Any]:
+    where = [i % c["attn_layer_period"] == c["attn_layer_offset"] for i in range(c["num_hidden_layers"])]
+    return {
+        "head_count_kv": [c["num_key_value_heads"] * full for full in where],
+        "ssm_conv_kernel": c["mamba_d_conv"],
+        "ssm_inner_size": c["mamba_expand"] * c["hidden_size"],
+        "ssm_state_size": c["mamba_d_state"],
+        "ssm_time_step_rank": c["mamba_dt_rank"],
+    }
 
 
 def gpt_oss(c: Config) -> dict[str, Any]:
@@ -326,6 +349,8 @@ TWINS = [
     Twin("mamba", "mamba", (recurrent,), mamba),
     Twin("falcon_mamba", "mamba", (recurrent,), mamba),
     Twin("mamba2", "mamba2", (recurrent,), mamba),
+    Twin("lfm2", "lfm2", (recurrent,), lfm2),
+    Twin("jamba", "jamba", (recurrent, EXPERTS), jamba),
     Twin("glm4_moe", "glm4moe", (EXPERTS, SCORE_BIAS), glm_moe),
     Twin("glm4_moe-one-group", "glm4moe", (EXPERTS, SCORE_BIAS), glm_moe),
     Twin("hunyuan_moe-one", "hunyuan-moe", (EXPERTS,), hunyuan_moe),
