@@ -110,6 +110,12 @@ def parse_toml(text: str, file: str) -> Table:
 def _position(message: str, text: str, file: str) -> tuple[str, Where]:
     """The parser's message and the place it names in its last words."""
     reason, _, tail = message.rpartition(" (at ")
+    if reason.endswith("character '\\n'"):  # the parser says so in strings only
+        reason = "a string is not closed on this line"
+    if reason.startswith('Expected "\'"') and "'" in text:  # nor on any after it: it starts at the last there is
+        before = text[: text.rindex("'")]
+        start = Where(file, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        return "a string is not closed", start
     place = re.match(r"line (\d+), column (\d+)", tail)
     if place is not None:
         return reason, Where(file, int(place[1]), int(place[2]))

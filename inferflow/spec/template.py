@@ -15,18 +15,59 @@ _HEAD = """\
 extends = "{base}"
 
 [match]
-model_type = ["{model_type}"]
-"""
+model_type = ["{model_type}"]"""
+
+_PART_KEYS = ("block", "with", "if", "prefix", "suffix", "choose")
 
 
 def starting_spec(base: str, model_type: str | None = None) -> str:
     """The text of a spec that extends `base`. Raises SpecError for an unknown base."""
-    tree = load_spec(base).tree
-    lines = [_HEAD.format(base=base, model_type=_clean(model_type or "my_model"))]
-    for key, node in tree.items():
+    spec = load_spec(base)
+    lines = [
+        _HEAD.format(base=base, model_type=_clean(model_type or "my_model")),
+        *_match(spec.tree.table("match")),
+        "",
+    ]
+    for key, node in spec.tree.items():
         if key not in ("match", "gguf") and isinstance(node, Table):
-            lines.extend(_table((key,), node))
+            lines.extend(_table((key,), _taken(node, spec.blocks)))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _match(match: Table) -> Iterator[str]:
+    """What of [match] is inherited."""
+    prefix = match.get("prefix", Leaf([Leaf("")]))
+    yield f"# prefix = {_value(prefix)}  # what may stand before the names of all tensors"
+    if "root" in match:
+        yield f"# root = {_value(match['root'])}  # the table of the config that describes the text model"
+
+
+def _taken(table: Table, blocks: Table, outer: str | None = None) -> Table:
+    """`table` and its parts without the inherited keys that a part's block does not take. An alternative of a ``choose``
+    has the block of the part, `outer`, unless it says another."""
+    block = _block(table) or outer
+    options = {key for key, node in table.items() if isinstance(node, Table)} if "choose" in table else set()
+    kinds = {block} | {_block(table.table(key)) or block for key in options}
+    known = {*_PART_KEYS, *options}
+    for kind in kinds:
+        body = blocks.get(kind) if kind is not None else None
+        if not isinstance(body, Table):  # a stack, a parameter's table, or a primitive: all its keys are its own
+            known |= set(table)
+        else:
+            known |= set(body.table("params"))
+    return Table(
+        {
+            key: _taken(node, blocks, block if key in options else None) if isinstance(node, Table) else node
+            for key, node in table.items()
+            if key in known
+        },
+        table.where,
+    )
+
+
+def _block(table: Table) -> str | None:
+    node = table.get("block")
+    return node.value if isinstance(node, Leaf) and isinstance(node.value, str) else None
 
 
 def _clean(word: str) -> str:

@@ -33,9 +33,16 @@ def parse_axes(text: str, where: Where) -> tuple[Groups, Groups]:
     rhs = _groups(right, where) if arrow else lhs
     a, b = sorted(n for g in lhs for n in g), sorted(n for g in rhs for n in g)
     if a != b or len(set(a)) != len(a) or not a:
-        raise SpecError(
-            f"axes '{text}' must name each axis once on either side", where=str(where), fix='e.g. "in out -> out in"'
-        )
+        reason = f"axes '{text}' must name each axis once on either side"
+        gone = sorted(set(a) - set(b))
+        if gone and not set(b) - set(a) and rhs:  # an axis of one element is not dropped, but joined to its neighbour
+            reason += f"; '{gone[0]}' is on the left only"
+            words = " ".join([*gone, *rhs[0]])
+            fixed = " ".join([f"({words})", *(f"({' '.join(g)})" if len(g) > 1 else g[0] for g in rhs[1:])])
+            raise SpecError(
+                reason, where=str(where), fix=f'an axis of one element is kept in a group: "{left.strip()} -> {fixed}"'
+            )
+        raise SpecError(reason, where=str(where), fix='e.g. "in out -> out in"')
     return lhs, rhs
 
 

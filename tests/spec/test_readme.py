@@ -192,6 +192,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[np.ndarray], list[np.ndarray
     "gate and up rows alternating": ((12, 8), lambda w: [w[::2], w[1::2]]),
     "pairs instead of halves": ((16, 8), lambda w: [w.reshape(4, 2, 2, 8).swapaxes(1, 2).reshape(16, 8)]),
     "experts one below the other": ((18, 8), lambda w: [w.reshape(3, 6, 8)]),
+    "a vector as one row, `[1, e]`": ((1, 8), lambda w: [w[0]]),
     "weights around zero": ((8,), lambda w: [w + 1]),
     "logarithms": ((8,), lambda w: [-np.exp(w)]),
     "rows to be normalised": ((16, 8), lambda w: [w / np.linalg.norm(w, axis=1, keepdims=True)]),

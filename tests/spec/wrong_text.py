@@ -20,6 +20,9 @@ def flow(*lines: str) -> str:
 TOML = [
     Wrong("header-open", "[layers⟦\ncount = 2\n", "not valid TOML"),
     Wrong("no-value", "[let]\nd = ⟦\n", "not valid TOML"),
+    Wrong("string-open", '[let]\nd = "cfg.hidden_size⟦\n', "not valid TOML: a string is not closed on this line"),
+    Wrong("literal-open", "[let]\nd = ⟦'cfg.hidden_size\nH = 4\n", "not valid TOML: a string is not closed"),
+    Wrong("literal-open-first", "[let]\nd = 'cfg.hidden_size⟦\nH = '4'\n", "a string is not closed on this line"),
     Wrong("key-twice", "[let]\nd = 1\nd = 2⟦\n", "not valid TOML"),
     Wrong("date", "[let]\nd = ⟦2024-05-01\n", "a date is not used", "string"),
     Wrong("array-of-tables", "[let]\nd = 8\n\n⟦[[layers]]\ncount = 2\n", "arrays of tables", "[name]"),
