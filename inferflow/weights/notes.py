@@ -21,7 +21,7 @@ __all__ = ["check_notes", "unread_keys"]
 # of them has a note with its own spec.
 TELLING = re.compile(
     r"rope|rotary|alibi|window|soft_?cap|scale|scaling|multiplier|norm.*eps|eps$|epsilon|topk|experts|activation|act_fn|act_func"
-    r"|hidden_act|clip|sinks?$|chunk"
+    r"|hidden_act|clip|sinks?$|attention_chunk"
 )
 SILENT = re.compile(
     r"^_|dropout|initializer|(^|_)init(_|$)|loss|coef|jitter|label|dtype|quantization|vision|audio|image|video|version|method"

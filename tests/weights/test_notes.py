@@ -81,6 +81,7 @@ def test_keys_that_nothing_reads(tmp_path: Path) -> None:
         ({"sliding_window": 8, "max_window_layers": 3, "use_sliding_window": False}, []),
         ({"hidden_act": "silu", "hidden_activation": "silu"}, []),
         ({"hidden_act": "silu", "hidden_activation": "gelu"}, ["hidden_activation"]),
+        ({"attention_chunk_size": 8, "chunk_size": 16}, ["attention_chunk_size"]),  # the other is of a scan in pieces
         ({"_scale": 3.0, "scale_init": 3.0, "vision_scale": 3.0, "activation_dropout": 0.1}, []),
     ],
 )
