@@ -82,6 +82,7 @@ def check(spec_file: str, model: str | None, offline: bool, as_json: bool) -> in
     from inferflow.graph.build import build_graph
     from inferflow.runtime.model import choose_spec
     from inferflow.weights.check import check_spec
+    from inferflow.weights.notes import check_notes
     from inferflow.weights.open import open_source
 
     source = open_source(find_model(model, offline))
@@ -90,9 +91,10 @@ def check(spec_file: str, model: str | None, offline: bool, as_json: bool) -> in
         problems = check_spec(chosen, config, source)
     except InferflowError as error:
         problems = [error]
+    notes = [] if problems else check_notes(chosen, config, source)
     if as_json:
         rows = [{"type": type(p).__name__, "where": p.where, "reason": p.reason, "fix": p.fix} for p in problems]
-        click.echo(json.dumps({"ok": not problems, "problems": rows}))
+        click.echo(dumps({"ok": not problems, "problems": rows, "notes": notes}))
     elif problems:
         for problem in problems:
             click.echo(f"error: {problem}")
@@ -102,6 +104,8 @@ def check(spec_file: str, model: str | None, offline: bool, as_json: bool) -> in
         click.echo(
             f"{spec_file} serves {source.path}: {graph.layers} layers, {len(graph.weights)} weights, every tensor mapped"
         )
+        for note in notes:
+            click.echo(f"note: {note}")
     return 1 if problems else 0
 
 

@@ -151,6 +151,18 @@ def test_spec_check_finds_everything(run: Run, tiny: Path, tmp_path: Path) -> No
     assert "did you mean 'window'?" in result.out
 
 
+def test_spec_check_notes_what_may_be_an_oversight(run: Run, tmp_path: Path) -> None:
+    config = {**CONFIG, "num_hidden_layers": 1, "attn_logit_softcapping": 30.0}
+    folder = write(tmp_path / "model", config, tensors())
+    result = run("spec", "check", "llama", "-m", str(folder))
+    assert result.status == 0
+    notes = [line for line in result.out.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 2
+    assert "left out: 9 tensors of layers >= 1" in result.out
+    assert "attn_logit_softcapping" in result.out
+    assert len(json.loads(run("spec", "check", "llama", "-m", str(folder), "--json").out)["notes"]) == 2
+
+
 def test_spec_new_writes_a_file_that_works(run: Run, tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     assert run("spec", "new", "--like", "llama", "-m", str(tiny), "-o", str(file)).status == 0
