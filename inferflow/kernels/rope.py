@@ -38,7 +38,7 @@ def rope_length(params: Mapping[str, Any], length: int) -> int:
 
 def frequencies(params: Mapping[str, Any], length: int) -> tuple[np.ndarray, float]:
     """(inverse frequencies, float32 [dim / 2]; factor on cos and sin) for a sequence that may reach `length` tokens."""
-    dim, kind = params["dim"], params["kind"]
+    dim = params["dim"]
     scaling: Mapping[str, Any] = params["scaling"] or {}
     exponent = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     base = _base(params, scaling, length)
@@ -46,7 +46,18 @@ def frequencies(params: Mapping[str, Any], length: int) -> tuple[np.ndarray, flo
         raise SpecError(
             f"rope scaling makes a base of {base:.3g}", where="config", fix="check rope_theta and its scaling"
         )
-    powers = _power(base, exponent)
+    with np.errstate(all="ignore"):
+        inverse, attention = _scaled(_power(base, exponent), params, scaling, length)
+    if not (np.isfinite(inverse).all() and math.isfinite(attention)):
+        raise SpecError("rope scaling makes frequencies that are no numbers", where="config", fix="check its numbers")
+    return inverse.astype(np.float32), attention
+
+
+def _scaled(
+    powers: np.ndarray, params: Mapping[str, Any], scaling: Mapping[str, Any], length: int
+) -> tuple[np.ndarray, float]:
+    """The inverses of `powers`, as the kind changes them; factor on cos and sin."""
+    dim, kind = params["dim"], params["kind"]
     inverse = np.float32(1) / powers
     attention = 1.0
     if kind == "linear":
@@ -64,7 +75,7 @@ def frequencies(params: Mapping[str, Any], length: int) -> tuple[np.ndarray, flo
         inverse = np.where(
             np.arange(dim // 2) < turning, inverse / np.float32(_number(scaling, "factor", 1.0)), np.float32(0)
         )
-    return inverse.astype(np.float32), attention
+    return inverse, attention
 
 
 def _power(base: Any, exponent: Any) -> np.ndarray:

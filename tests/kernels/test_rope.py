@@ -101,3 +101,9 @@ def test_bad_parameters_are_named(kind: str, scaling: dict[str, Any], change: di
     parameters = {**node(Case("bad", kind, "", scaling), 8, 1e4), "scaling": scaling, **change}
     with pytest.raises(SpecError, match=words):
         frequencies(parameters, 10)
+
+
+def test_frequencies_that_are_no_numbers_are_refused() -> None:
+    """A divisor too small for float32: one error, no warning."""
+    with pytest.raises(SpecError, match="frequencies that are no numbers"):
+        frequencies({"dim": 8, "theta": 1e4, "kind": "linear", "scaling": {"factor": 1e-45}}, 10)
