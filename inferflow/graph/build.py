@@ -234,7 +234,9 @@ class Builder:
             literal(part.table.get("suffix"), "suffix") or "",
         )
         block = self.spec.blocks.table(part.block)
-        if block.where.file not in self.spec.files:  # the library's blocks use all their parameters, if not for every config
+        if (
+            block.where.file not in self.spec.files
+        ):  # the library's blocks use all their parameters, if not for every config
             for node in part.given.values():
                 self.model.touch(node.where)
         scope = BlockScope(part.signature, part.given, part.scope_of, self.model_at(frame), part.where)

@@ -211,7 +211,12 @@ def lfm2(c: Config) -> dict[str, Any]:
         step = c["block_multiple_of"]
         width = step * math.ceil(int(c["block_ffn_dim_multiplier"] * int(2 * width / 3)) / step)
     kv = [c["num_key_value_heads"] * (kind == "full_attention") for kind in c["layer_types"]]
-    more = {"head_count_kv": kv, "feed_forward_length": width, "layer_norm_rms_eps": c["norm_eps"], "layer_norm_eps": None}
+    more = {
+        "head_count_kv": kv,
+        "feed_forward_length": width,
+        "layer_norm_rms_eps": c["norm_eps"],
+        "layer_norm_eps": None,
+    }
     return more | {"shortconv_l_cache": c["conv_L_cache"]}
 
 

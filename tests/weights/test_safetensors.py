@@ -137,7 +137,9 @@ def test_symbolic_links_are_followed(tmp_path: Path) -> None:
 
 
 def test_config_with_generation_and_infinity(tmp_path: Path) -> None:
-    directory(tmp_path, '\ufeff{"time_step_limit": [0.0, Infinity], "low": {"__float__": "-Infinity"}, "eos_token_id": 2}')
+    directory(
+        tmp_path, '\ufeff{"time_step_limit": [0.0, Infinity], "low": {"__float__": "-Infinity"}, "eos_token_id": 2}'
+    )
     write(tmp_path / "generation_config.json", '{"eos_token_id": [2, 7]}')
     config = load_config(tmp_path)
     assert config["time_step_limit"] == [0.0, math.inf]

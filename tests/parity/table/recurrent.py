@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from .row import SMALL, Row
 
-TINY = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TINY = {
+    "vocab_size": 101,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
 STATE = {"state_size": 5, "conv_kernel": 3}
 JAMBA = {**SMALL, "num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "expert_layer_period": 2,
          "num_experts": 4, "mamba_d_state": 5, "mamba_d_conv": 3}  # fmt: skip
 HEADS = {"num_heads": 8, "head_dim": 8, "n_groups": 2}
-MIXTURE = {"moe_intermediate_size": 20, "num_experts": 6, "num_experts_per_tok": 2, "shared_expert_intermediate_size": 24}
+MIXTURE = {
+    "moe_intermediate_size": 20,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 24,
+}
 DELTA = {**SMALL, **MIXTURE, "num_hidden_layers": 4, "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
          "linear_key_head_dim": 16, "linear_value_head_dim": 12}  # fmt: skip
 H1 = {**SMALL, "num_hidden_layers": 2, "mamba_d_ssm": 40, "mamba_n_heads": 5, "mamba_d_head": 8, "mamba_n_groups": 1,
