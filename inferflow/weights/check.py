@@ -142,8 +142,9 @@ def _conditional(spec: Spec, read: set[Where]) -> Callable[[tuple[str, ...]], bo
             return all(role.strip().partition(".")[0] in named | parts for role in path[-1].split(","))
         if path[0] == "let":
             return path[1] in named
-        inside = any(path[:n] in guarded for n in range(len(path)))
-        return inside or (path[:-1] not in touched and path[-2:-1] != () and path[-2] in named)
+        # a table named somewhere, in which nothing was read, was left out as a whole: with the tables inside it
+        idle = [n for n in range(1, len(path)) if not any(t[:n] == path[:n] for t in touched)]
+        return any(path[:n] in guarded for n in range(len(path))) or any(path[n - 1] in named for n in idle)
 
     return elsewhere
 
