@@ -13,6 +13,7 @@ EXTRAS = {
     "torch": ["torch>=2.4"],
     "cuda": ["cupy-cuda12x>=13.0", "nvidia-nccl-cu12>=2.20"],
     "test": [
+        "accelerate>=1.0",  # transformers reads GGUF files with it
         "hypothesis>=6.100",
         "import-linter>=2.0",
         "mypy>=1.11",
@@ -21,7 +22,7 @@ EXTRAS = {
         "ruff>=0.8",
         "sentencepiece>=0.2",
         "torch>=2.4",
-        "transformers>=4.57",
+        "transformers>=5.24",  # the oracle, with the families as it has them since then
         # A second opinion on GGUF files: llama.cpp with its wheels built (Linux, macOS, Windows).
         "xllamacpp>=0.2.14",
     ],

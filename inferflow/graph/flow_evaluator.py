@@ -134,19 +134,7 @@ class FlowEvaluator(Evaluator):
         while owner is not None and name not in owner.parts:
             owner = owner.outer
         if owner is not None:
-            if node.keywords:
-                raise self.fail(node, f"'{name}' is a part and takes tensors only", "give its parameters in its table")
-            args = [self.visit(a) for a in node.args]
-            table = owner.parts[name]
-            wrong = next(
-                (n for n, a in zip(node.args, args, strict=True) if a is not None and not isinstance(a, Value)), None
-            )
-            if wrong is not None:
-                reason = f"'{name}' takes tensors, '{ast.unparse(wrong)}' is none"
-                raise self.fail(wrong, reason, "numbers are parameters, and stand in its table")
-            if "count" in table:
-                return self.builder.call_stack(name, table, args, owner)
-            return self.builder.call_part(name, table, args, owner)
+            return self.part(node, name, owner)
         if name == "default":
             return super().call(node, name)
         kind = self.activation(name)
@@ -162,6 +150,18 @@ class FlowEvaluator(Evaluator):
         if (name in FUNCTIONS or name == "has") and not any(isinstance(a, Value) for a in args):
             return super().call(node, name)
         raise self.uncallable(node, name, args)
+
+    def part(self, node: ast.Call, name: str, owner: Frame) -> Any:
+        """A part or stack of `owner`'s, called with tensors."""
+        if node.keywords:
+            raise self.fail(node, f"'{name}' is a part and takes tensors only", "give its parameters in its table")
+        args = [self.visit(a) for a in node.args]
+        for argument, value in zip(node.args, args, strict=True):
+            if value is not None and not isinstance(value, Value):
+                reason = f"'{name}' takes tensors, '{ast.unparse(argument)}' is none"
+                raise self.fail(argument, reason, "numbers are parameters, and stand in its table")
+        call = self.builder.call_stack if "count" in owner.parts[name] else self.builder.call_part
+        return call(name, owner.parts[name], args, owner)
 
     def uncallable(self, node: ast.Call, name: str, args: list[Any]) -> SpecError:
         """The error of a name that is no function of what it was given."""
@@ -187,13 +187,9 @@ class FlowEvaluator(Evaluator):
             if name in PRIMITIVES:  # "linear" is what configs call no activation, in a flow it is meant as the block
                 return None
             return ACTIVATIONS.get(name, name if name in UNARY else None)
-        return (
-            value
-            if isinstance(value, str) and value in UNARY
-            else ACTIVATIONS.get(value)
-            if isinstance(value, str)
-            else None
-        )
+        if not isinstance(value, str):
+            return None
+        return value if value in UNARY else ACTIVATIONS.get(value)
 
     def primitive(self, node: ast.Call, name: str, args: list[Any]) -> Any:
         """A primitive without weights: tensors first, then parameters by position, keyword or ``**table``."""

@@ -6,6 +6,7 @@ removes a table). Every entry remembers the file it was written in.
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import re
 from collections.abc import Iterator, Mapping
@@ -79,6 +80,13 @@ def _shipped(name: str) -> Any:
     return importlib.resources.files("model_specs").joinpath(f"{name}.toml")
 
 
+@functools.lru_cache(maxsize=256)
+def _shipped_text(name: str) -> str:
+    """The files of an installed package do not change while it runs."""
+    text: str = _shipped(name).read_text("utf-8")
+    return text
+
+
 def list_specs() -> list[str]:
     """The names of the shipped specs."""
     files = [f for f in importlib.resources.files("model_specs").iterdir() if f.name.endswith(".toml")]
@@ -98,7 +106,7 @@ def families() -> list[Family]:
     """Every shipped spec that serves models, with their ``model_type``s and GGUF architectures."""
     out = []
     for name in list_specs():
-        table = parse_toml(_shipped(name).read_text("utf-8"), f"{name}.toml")
+        table = parse_toml(_shipped_text(name), f"{name}.toml")
         types, archs = plain(table.table("match").get("model_type")), plain(table.table("gguf").get("arch"))
         family = Family(name, tuple(_words(types)), tuple(_words(archs)))
         if family.model_types or family.archs:
@@ -117,7 +125,7 @@ def load_spec(name: str | Path) -> Spec:
     for _, _, table in reversed(chain):
         tree = merge(tree, table)
     own = {key: node for key, node in tree.items() if key not in ("extends", "block")}
-    library = parse_toml(_shipped("blocks").read_text("utf-8"), "blocks.toml").table("block")
+    library = parse_toml(_shipped_text("blocks"), "blocks.toml").table("block")
     blocks = merge(library, tree.table("block"))
     return Spec(chain[0][0], Table(own, tree.where), blocks, tuple(file for _, file, _ in chain))
 
@@ -158,7 +166,7 @@ def _read(name: str, folder: Path | None, asked: Where | None) -> tuple[str, str
     if not plain_name or name not in list_specs():
         fix = did_you_mean(name, list_specs()) or "'inferflow spec list' shows the shipped specs"
         raise SpecError(f"there is no spec called '{name}'", where=str(asked or name), fix=fix)
-    return _shipped(name).read_text("utf-8"), f"{name}.toml", None
+    return _shipped_text(name), f"{name}.toml", None
 
 
 def _text(path: Path) -> str:
@@ -186,7 +194,7 @@ def find_spec(config: Mapping[str, Any]) -> Spec:
     known: dict[str, str] = {}
     found: list[tuple[bool, str]] = []
     for name in list_specs():
-        text = _shipped(name).read_text("utf-8")
+        text = _shipped_text(name)
         if f"[{section}]" not in text:
             continue
         table = parse_toml(text, f"{name}.toml").table(section) if f'"{wanted}"' in text else None
