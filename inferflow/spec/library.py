@@ -89,8 +89,14 @@ def _shipped_text(name: str) -> str:
 
 def list_specs() -> list[str]:
     """The names of the shipped specs."""
-    files = [f for f in importlib.resources.files("model_specs").iterdir() if f.name.endswith(".toml")]
-    return sorted(f.name[:-5] for f in files if _IS_SPEC.search(f.read_text("utf-8")))
+    return list(_spec_names())
+
+
+@functools.lru_cache(maxsize=1)
+def _spec_names() -> tuple[str, ...]:
+    files = importlib.resources.files("model_specs").iterdir()
+    names = sorted(f.name[:-5] for f in files if f.name.endswith(".toml"))
+    return tuple(name for name in names if _IS_SPEC.search(_shipped_text(name)))
 
 
 @dataclass(frozen=True)
