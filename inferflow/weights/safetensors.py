@@ -18,8 +18,8 @@ import numpy as np
 
 from inferflow.errors import UnsupportedError
 from inferflow.weights import scaled
-from inferflow.weights.files import Bytes, check_shape, corrupt, map_file
-from inferflow.weights.shards import assign
+from inferflow.weights.files import Bytes, check_shape, corrupt
+from inferflow.weights.shards import open_shards
 from inferflow.weights.source import TensorInfo
 from inferflow.weights.widen import ITEM_BYTES, widen
 
@@ -51,12 +51,7 @@ class SafetensorsSource:
         self.path = path or directory
         self.config = config
         self.metadata: Mapping[str, Any] = {}
-        self._bytes = {shard: map_file(directory / shard) for shard in shards}
-        headers = {shard: parse_header(data, directory / shard) for shard, data in self._bytes.items()}
-        owner = assign(headers, weight_map, self.path)
-        if not owner:
-            raise corrupt(self.path, "holds no tensors", "check that it is the model's own weights file")
-        self._slots = {name: (shard, headers[shard][name]) for name, shard in owner.items()}
+        self._bytes, self._slots = open_shards(directory, shards, weight_map, self.path, parse_header)
         self._tile = scaled.tile_of(config)
         stored = {name: slot.info for name, (_, slot) in self._slots.items()}
         self.tensors: Mapping[str, TensorInfo]

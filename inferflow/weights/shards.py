@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeVar
 
 from inferflow.errors import did_you_mean
 from inferflow.weights.config import read_json_object
-from inferflow.weights.files import corrupt
+from inferflow.weights.files import Bytes, corrupt, map_file
 
-__all__ = ["assign", "missing_shards", "read_index", "shard_set"]
+__all__ = ["missing_shards", "open_shards", "read_index", "shard_set"]
+
+Slot = TypeVar("Slot")
 
 _INDEX_LIMIT = 64 << 20
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[a-z]+)")
@@ -107,3 +110,20 @@ def assign(
                 )
             owner.setdefault(name, shard)
     return owner
+
+
+def open_shards(
+    directory: Path,
+    shards: list[str],
+    weight_map: Mapping[str, str] | None,
+    where: Path,
+    parse: Callable[[Bytes, Path], Mapping[str, Slot]],
+) -> tuple[dict[str, Bytes], dict[str, tuple[str, Slot]]]:
+    """(each shard's mapped bytes; each tensor's shard and slot, as `parse` reads them from a shard's header).
+    CheckpointError when there is no tensor in any."""
+    data = {shard: map_file(directory / shard) for shard in shards}
+    slots = {shard: parse(mapped, directory / shard) for shard, mapped in data.items()}
+    owner = assign(slots, weight_map, where)
+    if not owner:
+        raise corrupt(where, "holds no tensors", "check that it is the model's own weights file")
+    return data, {name: (shard, slots[shard][name]) for name, shard in owner.items()}

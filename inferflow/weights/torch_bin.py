@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inferflow.weights.files import AGAIN, Bytes, check_shape, corrupt, map_file
-from inferflow.weights.shards import assign
+from inferflow.weights.files import AGAIN, Bytes, check_shape, corrupt
+from inferflow.weights.shards import open_shards
 from inferflow.weights.source import TensorInfo
 from inferflow.weights.torch_pickle import TensorRecord, describe
 from inferflow.weights.widen import ITEM_BYTES, widen
@@ -58,12 +58,7 @@ class TorchSource:
         self.path = path or directory
         self.config = config
         self.metadata: Mapping[str, Any] = {}
-        self._bytes = {shard: map_file(directory / shard) for shard in shards}
-        slots = {shard: _read_archive(data, directory / shard) for shard, data in self._bytes.items()}
-        owner = assign(slots, weight_map, self.path)
-        if not owner:
-            raise corrupt(self.path, "holds no tensors", "check that it is the model's own weights file")
-        self._slots = {name: (shard, slots[shard][name]) for name, shard in owner.items()}
+        self._bytes, self._slots = open_shards(directory, shards, weight_map, self.path, _read_archive)
         self.tensors: Mapping[str, TensorInfo] = {name: slot.info for name, (_, slot) in self._slots.items()}
 
     def raw(self, name: str) -> Bytes:
