@@ -1,0 +1,150 @@
+#include "pool.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace inferflow {
+
+uint8_t* Scratch::get(size_t bytes) {
+  if (bytes > size) {
+    free(data);
+    size = (bytes + 4095) / 4096 * 4096;
+    data = static_cast<uint8_t*>(aligned_alloc(4096, size));
+    if (!data) abort();  // the caller has bounded what it asks for
+  }
+  return data;
+}
+Scratch::~Scratch() { free(data); }
+
+namespace {
+
+constexpr int SPINS = 20000;      // about half a millisecond: longer than the pause between two steps
+constexpr int IMPATIENCE = 4000;  // spins after which a waiting caller lets others have its processor
+
+inline void pause() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+constexpr uint64_t UNIT_BITS = 32, UNIT_MASK = (uint64_t{1} << UNIT_BITS) - 1;
+
+}  // namespace
+
+// What the threads share. It is left behind, never freed, in a forked child: its threads are not there.
+struct Pool::Team {
+  // The operation. Written only while all units of the last one are done, so whoever claims a unit of it has read it whole.
+  std::atomic<const Kernel*> kernel{nullptr};
+  std::atomic<const void*> args{nullptr};
+  std::atomic<const Step*> step{nullptr};
+  std::atomic<uint64_t> units{0};
+  alignas(64) std::atomic<uint64_t> next{0};  // operation number << 32 | first unit nobody has claimed
+  alignas(64) std::atomic<uint64_t> done{0};  // finished units of this operation
+  alignas(64) std::atomic<uint32_t> bell{0};  // rung for sleepers
+  std::atomic<uint32_t> sleepers{0};
+  std::atomic<bool> stop{false};
+  std::vector<Scratch> scratch;
+  std::vector<std::thread> threads;
+  pid_t pid = getpid();
+
+  explicit Team(int count) : scratch(count) {
+    for (int n = 1; n < count; n++) threads.emplace_back([this, n] { serve(n); });
+  }
+
+  ~Team() {
+    stop = true;
+    bell++;
+    bell.notify_all();
+    for (auto& thread : threads) thread.join();
+  }
+
+  // Runs units of operation `number` until none is left to claim.
+  void work(uint64_t number, Scratch& own) {
+    const Kernel* op = kernel.load(std::memory_order_relaxed);
+    const void* what = args.load(std::memory_order_relaxed);
+    const Step* where = step.load(std::memory_order_relaxed);
+    const uint64_t count = units.load(std::memory_order_relaxed);
+    uint64_t ticket = next.load(std::memory_order_acquire);
+    while (ticket >> UNIT_BITS == number) {
+      const uint64_t unit = ticket & UNIT_MASK;
+      if (unit >= count) return;
+      if (!next.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+      op->run(what, *where, unit, unit + 1, own);
+      done.fetch_add(1, std::memory_order_release);
+      ticket = next.load(std::memory_order_acquire);
+    }
+  }
+
+  void serve(int n) {
+    uint64_t seen = 0;
+    while (!stop.load(std::memory_order_relaxed)) {
+      const uint64_t number = next.load(std::memory_order_acquire) >> UNIT_BITS;
+      if (number != seen) {
+        work(number, scratch[n]);
+        seen = number;
+        continue;
+      }
+      wait(seen);
+    }
+  }
+
+  // Until there is an operation other than `seen`.
+  void wait(uint64_t seen) {
+    for (int spin = 0; spin < SPINS; spin++) {
+      if (next.load(std::memory_order_acquire) >> UNIT_BITS != seen || stop.load(std::memory_order_relaxed)) return;
+      pause();
+    }
+    sleepers++;
+    const uint32_t before = bell.load();
+    if (next.load() >> UNIT_BITS == seen && !stop.load()) bell.wait(before);
+    sleepers--;
+  }
+
+  void run(const Kernel& op, const void* what, const Step& where, uint64_t count) {
+    kernel.store(&op, std::memory_order_relaxed);
+    args.store(what, std::memory_order_relaxed);
+    step.store(&where, std::memory_order_relaxed);
+    units.store(count, std::memory_order_relaxed);
+    done.store(0, std::memory_order_relaxed);
+    const uint64_t number = ((next.load(std::memory_order_relaxed) >> UNIT_BITS) + 1) & UNIT_MASK;
+    next.store(number << UNIT_BITS);
+    if (sleepers.load()) {
+      bell++;
+      bell.notify_all();
+    }
+    work(number, scratch[0]);
+    for (int spin = 0; done.load(std::memory_order_acquire) < count; spin++)
+      if (spin < IMPATIENCE) pause();
+      else sched_yield();
+  }
+};
+
+Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads), team_(new Team(threads_)) {}
+
+Pool::~Pool() {
+  if (team_->pid == getpid()) delete team_;
+}
+
+void Pool::run(const Kernel& kernel, const void* args, const Step& step) {
+  if (team_->pid != getpid()) team_ = new Team(threads_);  // after a fork
+  const int64_t count = kernel.units(args, step);
+  if (count <= 0) return;
+  if (count == 1 || threads_ == 1)
+    kernel.run(args, step, 0, count, team_->scratch[0]);
+  else
+    team_->run(kernel, args, step, static_cast<uint64_t>(count));
+}
+
+}  // namespace inferflow
