@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inferflow.cli.progress import progress_line
+from inferflow.cli.progress import progress_line, steps_line
 
 
 class Terminal(io.StringIO):
@@ -49,3 +49,37 @@ def test_the_line_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
         assert draw is not None
         draw("download", 5, 10)
     assert all(len(line) < 20 for line in stream.getvalue().split("\r\x1b[K"))
+
+
+def test_steps_show_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr("inferflow.cli.progress.time", clock)
+    stream = Terminal()
+    with steps_line(stream, "evaluating") as step:
+        for done, total, clock.now in (
+            (0, 10, 100.0),
+            (1, 10, 102.5),
+            (2, 10, 102.55),  # too soon to be drawn
+            (10, 10, 102.6),
+            (10, 100, 140.0),
+            (10, 10000, 200.0),
+        ):
+            step(done, total)
+    lines = stream.getvalue().split("\r\x1b[K")
+    assert lines == [
+        "",
+        "evaluating   [..............................] 0 / 10",
+        "evaluating   [###...........................] 1 / 10, 22 s left",
+        "evaluating   [##############################] 10 / 10",
+        "evaluating   [###...........................] 10 / 100, 6:00 min left",
+        "evaluating   [..............................] 10 / 10000, 2:46 h left",
+        "",
+    ]
+
+
+def test_steps_are_not_drawn_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with steps_line(stream, "evaluating") as step:
+        step(1, 2)
+    assert stream.getvalue() == ""
