@@ -73,7 +73,7 @@ def test_steps_show_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
         "evaluating   [###...........................] 1 / 10, 22 s left",
         "evaluating   [##############################] 10 / 10",
         "evaluating   [###...........................] 10 / 100, 6:00 min left",
-        "evaluating   [..............................] 10 / 10000, 2:46 h left",
+        "evaluating   [..............................] 10 / 10000, 27:45 h left",
         "",
     ]
 
