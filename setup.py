@@ -1,8 +1,11 @@
 """Packaging. `pip install .` gives the engine and the `inferflow` command; extras add what only some users need."""
 
+import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
@@ -27,6 +30,64 @@ EXTRAS = {
         "xllamacpp>=0.2.14",
     ],
 }
+
+CPU = "inferflow/kernels/cpu"
+MACHINE = platform.machine().lower()
+# Each instruction set is one translation unit with its own flags; everything else is compiled for the baseline.
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
+ISAS = {
+    "x86_64": {"portable": [], "avx2": AVX2, "avx512": AVX512, "avx512vnni": [*AVX512, "-mavx512vnni", "-mavx512vbmi"]},
+    "aarch64": {"portable": [], "neon": []},
+}
+ISAS["amd64"], ISAS["arm64"] = ISAS["x86_64"], ISAS["aarch64"]
+FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-function",
+]
+
+
+class BuildLibraries(build_ext):
+    """Plain shared libraries, loaded with ctypes: no Python in them, so one build serves every Python."""
+
+    def get_ext_filename(self, fullname):
+        return f"{fullname.replace('.', '/')}.so"
+
+    def get_export_symbols(self, ext):
+        return []
+
+    def build_extension(self, ext):
+        def compile_one(source):
+            isa = Path(source).stem.removeprefix("isa_")
+            extra = ISAS.get(MACHINE, {}).get(isa, [])
+            return self.compiler.compile(
+                [source], output_dir=self.build_temp, extra_postargs=[*FLAGS, *extra], depends=ext.depends
+            )
+
+        with ThreadPoolExecutor() as pool:
+            objects = [name for names in pool.map(compile_one, ext.sources) for name in names]
+        target = self.get_ext_fullpath(ext.name)
+        self.mkpath(str(Path(target).parent))
+        self.compiler.link_shared_object(objects, target, extra_postargs=["-pthread"], target_lang="c++")
+
+
+def library(name, folder, sources):
+    headers = sorted(str(path.relative_to(HERE)) for path in (HERE / folder).glob("*.h"))
+    # Optional: without a compiler the NumPy reference remains.
+    return Extension(name, [f"{folder}/{source}" for source in sources], depends=headers, optional=True)
+
+
+LIBRARIES = [
+    library("inferflow.kernels._cpu", CPU, [
+        "dispatch.cpp", "engine.cpp", "pool.cpp", *(f"isa_{isa}.cpp" for isa in ISAS.get(MACHINE, {"portable": []})),
+    ]),
+]  # fmt: skip
 
 setup(
     name="inferflow",
@@ -53,5 +114,7 @@ setup(
     ],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["inferflow = inferflow.cli.main:main"]},
+    ext_modules=LIBRARIES,
+    cmdclass={"build_ext": BuildLibraries},
     zip_safe=False,
 )
