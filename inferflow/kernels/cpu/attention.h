@@ -1,0 +1,311 @@
+// OP_SDPA: attention over the paged cache, with a running softmax.
+//
+// A unit is a tile of a span's tokens and the query heads of one key head: at most TILE_ROWS rows (one row: one token, one head).
+// The tile walks the cache's blocks in order; in each, a row takes part only if it sees a key there, and its scores, maximum,
+// weights and sums are functions of its own keys. So a row's bits are the same in any tile. Keys that a row does not see are
+// masked by selection in the scores and left out of the sum of values, never multiplied by zero: they may hold anything.
+//
+// Both products, queries by keys and weights by values, are one matrix product whose terms are added in order, whatever the shape
+// of the register tile. Scratch memory is that of one tile and one block; nothing grows with the context.
+#pragma once
+#include "attention_cache.h"
+
+namespace inferflow {
+namespace {
+
+constexpr int64_t TILE_ROWS = 48;  // whole register tiles of 6 rows for most sizes of head groups
+
+// ---------------------------------------------------------------------------------------------------- products
+
+// A matrix product: c [rows, n] = c · keep + a [rows, depth] · b [depth, n]; keep [rows] null: c starts at zero. Rows of c are whole
+// vectors (what is written past n is never read).
+template <class Type> struct Product {
+  const float* a;
+  const typename Type::Element* b;
+  float* c;
+  const float* keep;
+  int64_t depth, a_stride, b_stride, c_stride;
+};
+
+// R rows by V vectors. tail: elements of b in the last vector, when that is not whole (then V is 1).
+template <class Type, int R, int V, bool TAIL> inline void register_tile(const Product<Type>& p, int64_t column, int64_t tail) {
+  vf sum[R][V];
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++)
+      sum[r][v] = p.keep ? load(p.c + r * p.c_stride + column + v * LANES) * set1(p.keep[r]) : vf{};
+  const float* a = p.a;
+  const typename Type::Element* b = p.b + column;
+  for (int64_t k = 0; k < p.depth; k++, a++, b += p.b_stride) {
+    vf x[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) x[r] = set1(a[r * p.a_stride]);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) {
+      const vf y = TAIL ? load_tail<Type>(b, tail) : Type::load(b + v * LANES);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) sum[r][v] = fma(x[r], y, sum[r][v]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int v = 0; v < V; v++) store(p.c + r * p.c_stride + column + v * LANES, sum[r][v]);
+}
+
+template <class Type, int R, int V> void product_rows(const Product<Type>& p, int64_t column, int64_t n) {
+  for (; column + V * LANES <= n; column += V * LANES) register_tile<Type, R, V, false>(p, column, 0);
+  if constexpr (V > 1) product_rows<Type, R, V / 2>(p, column, n);
+  else if (column < n) register_tile<Type, R, 1, true>(p, column, n - column);
+}
+
+// Rows go in even shares of at most six, columns as wide as the registers allow.
+template <class Type> void product(Product<Type> p, int64_t rows, int64_t n) {
+  for (int64_t passes = (rows + 5) / 6; passes; passes--) {
+    const int64_t share = (rows + passes - 1) / passes;
+    switch (share) {
+      case 1: product_rows<Type, 1, 8>(p, 0, n); break;
+      case 2: product_rows<Type, 2, 4>(p, 0, n); break;
+      case 3: product_rows<Type, 3, 4>(p, 0, n); break;
+      case 4: product_rows<Type, 4, 2>(p, 0, n); break;
+      case 5: product_rows<Type, 5, 2>(p, 0, n); break;
+      default: product_rows<Type, 6, 2>(p, 0, n);
+    }
+    rows -= share;
+    p.a += share * p.a_stride;
+    p.c += share * p.c_stride;
+    if (p.keep) p.keep += share;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------------- scores
+
+// Positions [first, after).
+struct Range { int64_t first, after; };
+inline bool operator==(Range a, Range b) { return a.first == b.first && a.after == b.after; }
+
+inline Range visible(const SdpaArgs& args, int64_t position) {
+  int64_t first = args.window && position >= args.window ? position - args.window + 1 : 0;
+  const int64_t chunk = args.chunk ? position / args.chunk * args.chunk : 0;
+  return {first > chunk ? first : chunk, position + 1};
+}
+// The part of it in the block that starts at `start`, counted from there.
+inline Range within(Range r, int64_t start, int64_t block) {
+  return {r.first > start ? r.first - start : 0, r.after - start < block ? r.after - start : block};
+}
+
+inline vf numbers_from(int64_t first) {
+  vi n;
+  for (int i = 0; i < LANES; i++) n[i] = i;
+  return to_float(n + set1i((int32_t)first));
+}
+
+// tanh to within 3 units in the last place.
+inline vf tanh(vf x) {
+  const vf z = abs(x), square = x * x, e = exp(z * set1(-2.0f));
+  vf p = set1(-5.7049887e-3f);
+  p = fma(p, square, set1(2.0639089e-2f));
+  p = fma(p, square, set1(-5.3739715e-2f));
+  p = fma(p, square, set1(1.3331442e-1f));
+  p = fma(p, square, set1(-3.3333282e-1f));
+  const vf near = fma(p * square, x, x), far = (set1(1.0f) - e) / (set1(1.0f) + e);
+  return pick(z < set1(0.625f), near, as_float(as_int(far) | (as_int(x) & set1i(INT32_MIN))));
+}
+
+inline vf rounded_to_bf16(vf x) { return as_float(to_bf16(x) << 16); }
+
+// What turns a product of a query and a key into a score, for one head and one query position.
+struct Scoring {
+  const SdpaArgs& args;
+  float slope;
+  int64_t position;
+  vf operator()(vf x, int64_t first) const {
+    if (args.softcap != 0) x = set1((float)args.softcap) * tanh(x / set1((float)args.softcap));
+    if (!args.slopes) return x;
+    vf bias;
+    if (args.bfloat16) bias = rounded_to_bf16(rounded_to_bf16(set1(slope)) * rounded_to_bf16(numbers_from(first)));
+    else bias = set1(slope) * numbers_from(first - position);
+    return x + bias * set1((float)args.alibi_scale);
+  }
+};
+
+// Products of one row and one block become scores, −infinity outside `seen`. Their maximum (a NaN among them is left to the weights).
+inline float scores(const Scoring& score, float* row, Range seen, int64_t start, const float* key_scales) {
+  const vf scale = set1((float)score.args.scale), nothing = set1(-__builtin_inff());
+  vf top = nothing;
+  for (int64_t n = seen.first / LANES * LANES; n < seen.after; n += LANES) {
+    vf x = load(row + n);
+    if (key_scales) x *= load(key_scales + n);
+    x = score(x * scale, start + n);
+    if (n < seen.first || n + LANES > seen.after) {
+      const vf number = numbers_from(n);
+      x = pick((number >= set1((float)seen.first)) & (number < set1((float)seen.after)), x, nothing);
+    }
+    store(row + n, x);
+    top = pick(x > top, x, top);
+  }
+  return largest(top);
+}
+
+// Scores become weights e^(score − top); their sum goes onto `total` (one sum for each lane).
+inline void weights(float* row, Range seen, float top, float keep, float* total, const float* value_scales) {
+  vf sum = load(total) * set1(keep);
+  for (int64_t n = seen.first / LANES * LANES; n < seen.after; n += LANES) {
+    const vf e = exp(load(row + n) - set1(top));
+    sum += e;
+    store(row + n, value_scales ? e * load(value_scales + n) : e);
+  }
+  store(total, sum);
+}
+
+// ---------------------------------------------------------------------------------------------------- tiles
+
+// One unit: `tokens` tokens from `token` (of the step) at `position` on, query heads head … head + heads − 1, all of key head `kv`.
+// Row r is token r / heads, head r % heads.
+struct Tile {
+  int64_t token, position, tokens, head, heads, kv;
+  const int32_t* blocks;
+  float *q, *weights, *out, *top, *next, *keep, *total;
+  int64_t out_stride;
+};
+
+inline int64_t whole_vectors(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+inline void place(Tile& tile, const Cache& cache, Scratch& scratch) {
+  const int64_t rows = whole_vectors(tile.tokens * tile.heads), dim = whole_vectors(cache.dim);
+  tile.out_stride = whole_vectors(cache.vdim);
+  float* p = (float*)scratch.get(rows * (dim + cache.block + tile.out_stride + 3 + LANES) * sizeof(float));
+  float** parts[] = {&tile.q, &tile.weights, &tile.out, &tile.top, &tile.next, &tile.keep, &tile.total};
+  const int64_t widths[] = {dim, cache.block, tile.out_stride, 1, 1, 1, LANES};
+  for (int n = 0; n < 7; n++) { *parts[n] = p; p += rows * widths[n]; }
+}
+
+inline void start(const Tile& tile, const SdpaArgs& args, const Step& step) {
+  const int64_t rows = tile.tokens * tile.heads, dim = args.cache->dim;
+  for (int64_t r = 0; r < whole_vectors(rows); r++) tile.top[r] = tile.next[r] = 0;
+  memset(tile.out, 0, rows * tile.out_stride * sizeof(float));
+  for (int64_t r = 0; r < rows; r++) {
+    const int64_t head = tile.head + r % tile.heads;
+    gather(tile.q + r * dim, at(args.q, step, tile.token + r / tile.heads) + head * args.q.strides[0], dim, args.q.strides[1]);
+    tile.top[r] = args.sinks ? args.sinks[head] : -__builtin_inff();
+    store(tile.total + r * LANES, vf{});
+    if (args.sinks) tile.total[r * LANES] = 1;
+  }
+}
+
+// Rows of tokens [from, to): their scores over one block, new maxima, weights and sums.
+inline void soften(const Tile& tile, const SdpaArgs& args, int64_t from, int64_t to, int64_t first, const float* key_scales,
+                   const float* value_scales) {
+  const int64_t block = args.cache->block, begin = from * tile.heads, end = to * tile.heads;
+  for (int64_t r = begin; r < end; r++) {
+    const int64_t head = tile.head + r % tile.heads, position = tile.position + r / tile.heads;
+    const Scoring score{args, args.slopes ? args.slopes[head] : 0, position};
+    const float top = scores(score, tile.weights + r * block, within(visible(args, position), first, block), first, key_scales);
+    tile.next[r] = top > tile.top[r] ? top : tile.top[r];
+    if (tile.next[r] == -__builtin_inff()) tile.next[r] = -__FLT_MAX__;  // no weight yet: e^(−inf − top) has to be 0
+  }
+  for (int64_t r = begin / LANES * LANES; r < end; r += LANES)
+    store(tile.keep + r, exp(load(tile.top + r) - load(tile.next + r)));
+  for (int64_t r = begin; r < end; r++) {
+    const Range seen = within(visible(args, tile.position + r / tile.heads), first, block);
+    tile.top[r] = tile.next[r];
+    weights(tile.weights + r * block, seen, tile.top[r], tile.keep[r], tile.total + r * LANES, value_scales);
+  }
+}
+
+// Tokens [from, to), which see keys in the block numbered `index` of their sequence.
+template <class Type> void attend_block(const Tile& tile, const SdpaArgs& args, int64_t index, int64_t from, int64_t to) {
+  typedef typename Type::Element Element;
+  const Cache& cache = *args.cache;
+  const int64_t block = cache.block, first = index * block, place = tile.blocks[index] * cache.heads + tile.kv;
+  const Element* keys = (const Element*)cache.keys + place * cache.dim * block;
+  const Element* values = (const Element*)cache.values + place * block * cache.vdim;
+  const bool scaled = same<Type, I8>;
+  const int64_t last = within(visible(args, tile.position + to - 1), first, block).after;
+  product(Product<Type>{tile.q + from * tile.heads * cache.dim, keys, tile.weights + from * tile.heads * block, nullptr, cache.dim,
+                        cache.dim, block, block}, (to - from) * tile.heads, whole_vectors(last));
+  soften(tile, args, from, to, first, scaled ? cache.key_scales + place * block : nullptr,
+         scaled ? cache.value_scales + place * block : nullptr);
+  for (int64_t t = from, after; t < to; t = after) {  // tokens that see the same keys go together
+    const Range seen = within(visible(args, tile.position + t), first, block);
+    for (after = t + 1; after < to && within(visible(args, tile.position + after), first, block) == seen;) after++;
+    const int64_t r = t * tile.heads;
+    product(Product<Type>{tile.weights + r * block + seen.first, values + seen.first * cache.vdim, tile.out + r * tile.out_stride,
+                          tile.keep + r, seen.after - seen.first, block, cache.vdim, tile.out_stride},
+            (after - t) * tile.heads, cache.vdim);
+  }
+}
+
+inline void finish(const Tile& tile, const SdpaArgs& args, const Step& step) {
+  const int64_t vdim = args.cache->vdim, stride = args.out.strides[1];
+  for (int64_t r = 0; r < tile.tokens * tile.heads; r++) {
+    float* row = tile.out + r * tile.out_stride;
+    const vf total = set1(sum(load(tile.total + r * LANES)));
+    for (int64_t n = 0; n < vdim; n += LANES) store(row + n, load(row + n) / total);
+    float* out = at(args.out, step, tile.token + r / tile.heads) + (tile.head + r % tile.heads) * args.out.strides[0];
+    if (stride == 1) memcpy(out, row, vdim * sizeof(float));
+    else for (int64_t n = 0; n < vdim; n++) out[n * stride] = row[n];
+  }
+}
+
+template <class Type> void attend_tile(Tile& tile, const SdpaArgs& args, const Step& step, Scratch& scratch) {
+  const int64_t block = args.cache->block;
+  place(tile, *args.cache, scratch);
+  start(tile, args, step);
+  int64_t from = 0, to = 0;  // the tokens that see the block: both only grow
+  for (int64_t index = visible(args, tile.position).first / block; index * block < tile.position + tile.tokens; index++) {
+    while (tile.position + from < index * block) from++;
+    while (to < tile.tokens && visible(args, tile.position + to).first < (index + 1) * block) to++;
+    if (from < to) attend_block<Type>(tile, args, index, from, to);
+  }
+  finish(tile, args, step);
+}
+
+// ---------------------------------------------------------------------------------------------------- units
+
+// How the work is cut: heads of a unit, units for each key head, tokens of a unit.
+struct Cut {
+  int64_t heads, parts, tokens, group, key_heads;
+  explicit Cut(const SdpaArgs& args) : key_heads(args.cache->heads) {
+    group = args.q.sizes[0] / key_heads;
+    parts = (group + TILE_ROWS - 1) / TILE_ROWS;
+    heads = (group + parts - 1) / parts;
+    parts = (group + heads - 1) / heads;
+    tokens = TILE_ROWS / heads;
+  }
+  int64_t tiles(const Span& span) const { return (span.count + tokens - 1) / tokens; }
+  int64_t units(const Span& span) const { return key_heads * parts * tiles(span); }
+};
+
+template <class Type> void sdpa_units_of(const SdpaArgs& args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
+  const Cut cut(args);
+  each_unit(step, begin, end, [&](const Span& span) { return cut.units(span); }, [&](const Span& span, int64_t piece) {
+    const int64_t tiles = cut.tiles(span), first = piece % tiles * cut.tokens, part = piece / tiles % cut.parts;
+    Tile tile;
+    tile.kv = piece / tiles / cut.parts;
+    tile.token = span.start + first;
+    tile.position = span.past + first;
+    tile.tokens = span.count - first < cut.tokens ? span.count - first : cut.tokens;
+    tile.head = tile.kv * cut.group + part * cut.heads;
+    tile.heads = part + 1 < cut.parts ? cut.heads : cut.group - part * cut.heads;
+    tile.blocks = step.block_table + span.blocks;
+    attend_tile<Type>(tile, args, step, scratch);
+  });
+}
+
+static int64_t sdpa_units(const void* args, const Step& step) {
+  const Cut cut(*(const SdpaArgs*)args);
+  return count_units(step, [&](const Span& span) { return cut.units(span); });
+}
+
+static void sdpa_run(const void* args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
+  const SdpaArgs& a = *(const SdpaArgs*)args;
+  switch (a.cache->type) {
+    case KV_F32: return sdpa_units_of<F32>(a, step, begin, end, scratch);
+    case KV_F16: return sdpa_units_of<F16>(a, step, begin, end, scratch);
+    case KV_BF16: return sdpa_units_of<BF16>(a, step, begin, end, scratch);
+    default: return sdpa_units_of<I8>(a, step, begin, end, scratch);
+  }
+}
+
+static const Kernel sdpa_kernel = {sdpa_units, sdpa_run};
+
+}  // namespace
+}  // namespace inferflow
