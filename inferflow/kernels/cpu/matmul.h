@@ -1,0 +1,111 @@
+// OP_LINEAR: matrices of any format times the rows of a step, cut into runs of tiles. And `multiply`, the same for a part of one
+// matrix and any collection of rows, which OP_EXPERTS uses too.
+#pragma once
+#include "matmul_common.h"
+#include "matmul_float.h"
+#include "matmul_portable.h"
+
+namespace inferflow {
+namespace {
+
+// A tile's decoded weights: in `space`, or where they already are.
+template <int FORMAT>
+inline const uint8_t* panel_of(const Matrix& m, const Tile& tile, uint8_t* space) {
+  if constexpr (!is_packed(FORMAT)) return tile.codes;
+  const int64_t groups = groups_of(m), bytes = group_bytes(FORMAT, m.group);
+  for (int64_t g = 0; g < groups; g++)
+    decode_group<FORMAT>(tile.codes + g * bytes, m.group, m.codebook, space + g * m.group * TILE);
+  return space;
+}
+
+template <int FORMAT, int T>
+inline void dot_rows(const Matrix& m, int64_t stacked, int64_t index, const Tile& tile, const uint8_t* panel, const Batch& b, int64_t t0) {
+  Quantised a[T];
+  float f[T * TILE];
+  for (int t = 0; t < T; t++) a[t] = quantised(b.in[t0 + t], m.padded, m.group);
+  dot<FORMAT, T>(tile, panel, groups_of(m), m.group, a, f);
+  for (int t = 0; t < T; t++)
+    finish(m, stacked, index, f + t * TILE, b.out[t0 + t], b.residual ? b.residual[t0 + t] : nullptr);
+}
+
+// Tiles [begin, end) of one matrix times the whole batch.
+template <int FORMAT>
+void multiply_tiles(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
+  for (int64_t index = begin; index < end; index++) {
+    const Tile tile = tile_of(m, stacked, index);
+    const uint8_t* panel = panel_of<FORMAT>(m, tile, space);
+    int64_t t = 0;
+    for (; t + MAX_BLOCK <= b.count; t += MAX_BLOCK) dot_rows<FORMAT, MAX_BLOCK>(m, stacked, index, tile, panel, b, t);
+    for (; t < b.count; t++) dot_rows<FORMAT, 1>(m, stacked, index, tile, panel, b, t);
+  }
+}
+
+// Bytes of scratch that multiply needs.
+inline int64_t multiply_space(const Matrix& m) { return is_packed(m.format) ? m.padded * TILE : 0; }
+
+// Tiles [begin, end) (16 rows each, in float formats too) of matrix `stacked` of the stack.
+void multiply(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
+  const int64_t last = end * TILE < m.rows ? end * TILE : m.rows;
+  switch (m.format) {
+    case F32: return multiply_float<F32>(m, stacked, begin * TILE, last, b);
+    case F16: return multiply_float<F16>(m, stacked, begin * TILE, last, b);
+    case BF16: return multiply_float<BF16>(m, stacked, begin * TILE, last, b);
+    case PAIR6: return multiply_tiles<PAIR6>(m, stacked, begin, end, b, space);
+    case PAIR7: return multiply_tiles<PAIR7>(m, stacked, begin, end, b, space);
+    case PAIR8: return multiply_tiles<PAIR8>(m, stacked, begin, end, b, space);
+    case Q8: return multiply_tiles<Q8>(m, stacked, begin, end, b, space);
+    case KEPT4: return multiply_tiles<KEPT4>(m, stacked, begin, end, b, space);
+    case KEPT7: return multiply_tiles<KEPT7>(m, stacked, begin, end, b, space);
+    case KEPT8: return multiply_tiles<KEPT8>(m, stacked, begin, end, b, space);
+  }
+}
+
+// Tiles of a unit: enough work to be worth handing out (a few microseconds), little enough to be shared evenly.
+inline int64_t unit_tiles(const Matrix& m, int64_t tokens) {
+  constexpr int64_t WORK = 80000;  // weights, each decoded once and then multiplied by all tokens
+  const int64_t tile = TILE * m.cols * (tokens + 2) / 3;
+  return tile >= WORK ? 1 : WORK / (tile ? tile : 1);
+}
+inline int64_t matrix_units(const Matrix& m, int64_t tokens) {
+  const int64_t size = unit_tiles(m, tokens);
+  return (tiles_of(m) + size - 1) / size;
+}
+
+int64_t linear_units(const void* args, const Step& step) {
+  const LinearArgs& l = *static_cast<const LinearArgs*>(args);
+  const int64_t tokens = leading(l.in, step);
+  int64_t units = 0;
+  for (int64_t n = 0; tokens && n < l.count; n++) units += matrix_units(l.matrices[n], tokens);
+  return units;
+}
+
+void linear_run(const void* args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
+  const LinearArgs& l = *static_cast<const LinearArgs*>(args);
+  const int64_t tokens = leading(l.in, step);
+  int64_t most = 0;
+  for (int64_t n = 0; n < l.count; n++) most = multiply_space(l.matrices[n]) > most ? multiply_space(l.matrices[n]) : most;
+  uint8_t* space = scratch.get(most + 3 * tokens * sizeof(void*));
+  const float** in = reinterpret_cast<const float**>(space + most);
+  float** out = const_cast<float**>(in + tokens);
+  const float** residual = in + 2 * tokens;
+  int64_t first = 0;
+  for (int64_t n = 0; n < l.count; n++) {
+    const Matrix& m = l.matrices[n];
+    const int64_t units = matrix_units(m, tokens), size = unit_tiles(m, tokens), tiles = tiles_of(m);
+    const int64_t from = begin > first ? begin - first : 0, to = end - first < units ? end - first : units;
+    first += units;
+    if (from >= to) continue;
+    const bool adds = l.residuals && given(l.residuals[n]);
+    for (int64_t t = 0; t < tokens; t++) {
+      in[t] = at(l.in, step, t);
+      out[t] = at(l.outs[n], step, t);
+      if (adds) residual[t] = at(l.residuals[n], step, t);
+    }
+    multiply(m, 0, from * size, to * size < tiles ? to * size : tiles, {tokens, in, out, adds ? residual : nullptr}, space);
+  }
+}
+
+const Kernel linear_kernel = {linear_units, linear_run};
+
+}  // namespace
+}  // namespace inferflow

@@ -1,0 +1,189 @@
+// OP_QUANTISE: rows of floats, rotated by Hadamard blocks, to int8 groups with one scale and one sum each (layout: QuantiseArgs).
+// Every float operation is in the order that abi.h states, so NumPy gives the same bits. Also for OP_NORM and OP_GATE, which
+// quantise what they have just computed: quantise_columns.
+#pragma once
+#include "abi.h"
+#include "kernels.h"
+#include "simd.h"
+
+namespace inferflow {
+namespace {
+
+typedef int8_t vb __attribute__((vector_size(LANES)));
+
+// A quantised row's three parts.
+struct Quantised {
+  int8_t* values;  // [padded]
+  float* scales;   // [groups]
+  int32_t* sums;   // [groups]
+};
+inline Quantised quantised(const float* row, int64_t padded, int64_t group) {
+  char* base = reinterpret_cast<char*>(const_cast<float*>(row));
+  return {reinterpret_cast<int8_t*>(base), reinterpret_cast<float*>(base + padded),
+          reinterpret_cast<int32_t*>(base + padded + padded / group * 4)};
+}
+
+// Lanes i and i ^ distance change places.
+template <int DISTANCE>
+inline vf swap_lanes(vf v) {
+#if defined(__clang__)
+  vf r;
+  for (int n = 0; n < LANES; n++) r[n] = v[n ^ DISTANCE];
+  return r;
+#else
+  vi index;
+  for (int n = 0; n < LANES; n++) index[n] = n ^ DISTANCE;
+  return __builtin_shuffle(v, index);
+#endif
+}
+
+// One stage inside a vector: (x, y) at `DISTANCE` from each other become (x + y, x − y).
+template <int DISTANCE>
+inline vf butterfly(vf v) {
+  vi sign;
+  for (int n = 0; n < LANES; n++) sign[n] = n & DISTANCE ? INT32_MIN : 0;
+  return swap_lanes<DISTANCE>(v) + as_float(as_int(v) ^ sign);
+}
+inline vf butterflies(vf v) {
+  v = butterfly<1>(v);
+  v = butterfly<2>(v);
+  if constexpr (LANES > 4) v = butterfly<4 % LANES>(v);
+  if constexpr (LANES > 8) v = butterfly<8 % LANES>(v);
+  return v;
+}
+
+// x [width] times the orthonormal Hadamard matrix, in place; width is a power of two.
+inline void hadamard(float* x, int64_t width) {
+  if (width < LANES) {
+    for (int64_t h = 1; h < width; h *= 2)
+      for (int64_t n = 0; n < width; n++)
+        if (!(n & h)) {
+          const float a = x[n], b = x[n + h];
+          x[n] = a + b;
+          x[n + h] = a - b;
+        }
+    const float norm = (float)(1.0 / std::sqrt((double)width));
+    for (int64_t n = 0; n < width; n++) x[n] *= norm;
+    return;
+  }
+  for (int64_t n = 0; n < width; n += LANES) store(x + n, butterflies(load(x + n)));
+  int64_t h = LANES;
+  for (; 2 * h < width; h *= 4)  // two stages a pass
+    for (int64_t block = 0; block < width; block += 4 * h)
+      for (int64_t n = block; n < block + h; n += LANES) {
+        const vf a = load(x + n), b = load(x + n + h), c = load(x + n + 2 * h), d = load(x + n + 3 * h);
+        const vf ab = a + b, a_b = a - b, cd = c + d, c_d = c - d;
+        store(x + n, ab + cd);
+        store(x + n + h, a_b + c_d);
+        store(x + n + 2 * h, ab - cd);
+        store(x + n + 3 * h, a_b - c_d);
+      }
+  if (h < width)
+    for (int64_t n = 0; n < h; n += LANES) {
+      const vf a = load(x + n), b = load(x + n + h);
+      store(x + n, a + b);
+      store(x + n + h, a - b);
+    }
+  const vf norm = set1((float)(1.0 / std::sqrt((double)width)));
+  for (int64_t n = 0; n < width; n += LANES) store(x + n, load(x + n) * norm);
+}
+
+// One group of `group` floats (a multiple of 16).
+inline void quantise_group(const float* x, int64_t group, int8_t* values, float* scale, int32_t* sum) {
+  vi most = {};  // the bits of |x| sort as |x| does, with infinity and NaN on top
+  for (int64_t n = 0; n < group; n += LANES) {
+    const vi bits = as_int(load(x + n)) & set1i(0x7fffffff);
+    most = bits > most ? bits : most;
+  }
+  int32_t top = 0;
+  for (int n = 0; n < LANES; n++) top = most[n] > top ? most[n] : top;
+  float m;
+  memcpy(&m, &top, 4);
+  const float inverse = 127.0f / m;
+  const bool finite = top < 0x7f800000;
+  *scale = finite ? m / 127.0f : NAN;
+  if (!finite || !(inverse < INFINITY)) {  // so small that 127 / m overflows: as m = 0
+    if (finite) *scale = 0.0f;
+    *sum = 0;
+    memset(values, 0, group);
+    return;
+  }
+  vi total = {};
+  for (int64_t n = 0; n < group; n += LANES) {
+    const vi whole = to_int(round_even(load(x + n) * set1(inverse)));
+    const vb bytes = __builtin_convertvector(whole, vb);
+    memcpy(values + n, &bytes, sizeof bytes);
+    total += whole;
+  }
+  int32_t s = 0;
+  for (int n = 0; n < LANES; n++) s += total[n];
+  *sum = s;
+}
+
+// Columns [begin, end) of a row, whole rotation blocks and groups. x: those columns, zeros beyond `cols`; it is used up.
+inline void quantise_columns(const QuantiseArgs& q, float* x, float* row, int64_t begin, int64_t end) {
+  if (q.rotation)
+    for (int64_t n = begin; n < end && n < q.cols; n += q.rotation) hadamard(x + (n - begin), q.rotation);
+  const Quantised out = quantised(row, q.padded, q.group);
+  for (int64_t g = begin / q.group; g < end / q.group; g++)
+    quantise_group(x + (g * q.group - begin), q.group, out.values + g * q.group, out.scales + g, out.sums + g);
+}
+
+// Elements [begin, end) of row t, all axes flattened.
+inline void gather(const Tensor& in, const float* row, int64_t begin, int64_t end, float* x) {
+  int64_t index[MAX_DIMS], rest = begin;
+  for (int d = in.ndim - 1; d >= 0; d--) {
+    index[d] = rest % in.sizes[d];
+    rest /= in.sizes[d];
+  }
+  const int last = in.ndim - 1;
+  for (int64_t n = begin; n < end;) {
+    const float* p = row;
+    for (int d = 0; d < in.ndim; d++) p += index[d] * in.strides[d];
+    int64_t run = in.sizes[last] - index[last];
+    run = run < end - n ? run : end - n;
+    if (in.strides[last] == 1) memcpy(x, p, run * 4);
+    else
+      for (int64_t k = 0; k < run; k++) x[k] = p[k * in.strides[last]];
+    x += run;
+    n += run;
+    index[last] += run;
+    for (int d = last; d > 0 && index[d] == in.sizes[d]; d--) {
+      index[d] = 0;
+      index[d - 1]++;
+    }
+  }
+}
+
+// A unit is one token's share of about this many columns: one token's wide row is work for several threads.
+constexpr int64_t QUANTISE_COLUMNS = 1024;
+inline int64_t quantise_chunk(const QuantiseArgs& q) {
+  const int64_t block = q.rotation > q.group ? q.rotation : q.group;
+  return block >= QUANTISE_COLUMNS ? block : QUANTISE_COLUMNS / block * block;
+}
+
+int64_t quantise_units(const void* args, const Step& step) {
+  const QuantiseArgs& q = *static_cast<const QuantiseArgs*>(args);
+  const int64_t chunk = quantise_chunk(q);
+  return leading(q.in, step) * ((q.padded + chunk - 1) / chunk);
+}
+
+void quantise_run(const void* args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
+  const QuantiseArgs& q = *static_cast<const QuantiseArgs*>(args);
+  const int64_t chunk = quantise_chunk(q), chunks = (q.padded + chunk - 1) / chunk;
+  float* x = reinterpret_cast<float*>(scratch.get(chunk * 4));
+  for (int64_t unit = begin; unit < end; unit++) {
+    const int64_t t = unit / chunks, first = unit % chunks * chunk;
+    const int64_t last = first + chunk < q.padded ? first + chunk : q.padded;
+    const int64_t have = last < q.cols ? last : q.cols;
+    if (have > first) gather(q.in, at(q.in, step, t), first, have, x);
+    const int64_t filled = have > first ? have - first : 0;
+    memset(x + filled, 0, (last - first - filled) * 4);
+    quantise_columns(q, x, at(q.out, step, t), first, last);
+  }
+}
+
+const Kernel quantise_kernel = {quantise_units, quantise_run};
+
+}  // namespace
+}  // namespace inferflow
