@@ -32,6 +32,7 @@ __all__ = [
 MAX_DIMS = 6
 TOKENS, ROWS, NONE = 0, 1, 2  # what a leading axis counts
 TILE = 16
+MAX_THREADS = 1024
 FORMATS = ("f32", "f16", "bf16", "q3", "q3.5", "q4", "q8", "keep4", "keep7", "keep8")
 CACHE_TYPES = ("f32", "f16", "bf16", "int8")
 UNARY = (
@@ -304,8 +305,8 @@ class Pool:
 
     def __init__(self, threads: int | None = None) -> None:
         self.threads = default_threads() if threads is None else threads
-        if not isinstance(self.threads, int) or not 1 <= self.threads <= 1024:
-            raise ArgumentError(f"it is {threads!r:.40}", where="threads", fix="give a whole number from 1 to 1024")
+        if not 1 <= self.threads <= MAX_THREADS:
+            raise ArgumentError(f"it is {threads}", where="threads", fix=f"give a whole number from 1 to {MAX_THREADS}")
         self._library = _loaded()
         self._handle = self._library.inferflow_pool_new(self.threads)
 

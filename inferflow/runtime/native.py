@@ -1,0 +1,190 @@
+"""The native engine: one call a step for the whole ragged batch, and the caches it keeps.
+
+The first step compiles the graph for its cache; `capture` compiles a program of its own, in which the wanted tensors survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..graph.graph import Graph, Node
+from ..graph.primitives import PRIMITIVES
+from ..kernels import native
+from .batch import StepBatch
+from .program import Parameters, Program, compile_program
+
+__all__ = ["BLOCK_SIZE", "KV_TYPES", "NativeCache", "NativeExecutor"]
+
+BLOCK_SIZE = 32  # positions; a multiple of 16, which the kernels need
+KV_TYPES = native.CACHE_TYPES
+MAX_SEQUENCES = 1024  # that have a state
+DTYPES: Mapping[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8}
+
+
+class NativeCache:
+    """Keys, values and states. Keys are [blocks, heads, dim, block_size], values [blocks, heads, block_size, dim] of `kind`;
+    int8 has a float32 scale for each head and position. Pages are used as they are written.
+
+    Raises UnsupportedError where there is no memory for that.
+    """
+
+    def __init__(self, graph: Graph, blocks: int, kind: str) -> None:
+        self.kind = kind
+        self.sequences = min(blocks, MAX_SEQUENCES)
+        self.block_size = BLOCK_SIZE
+        self.slots: dict[int, int] = {}  # first block of a sequence -> its row in the states
+        self.free = list(range(self.sequences - 1, -1, -1))
+        self.arrays: list[np.ndarray] = []
+        self.attentions: dict[int, native.Cache] = {}  # by the output of the node
+        self.states: dict[int, np.ndarray] = {}
+        try:
+            for n in graph.caches:
+                self._make(graph, graph.nodes[n], blocks)
+        except (MemoryError, ValueError):
+            reason = f"there is no memory for a KV cache of {blocks * BLOCK_SIZE} positions"
+            raise UnsupportedError(reason, where="max_model_len", fix="lower max_model_len, or use kv='int8'") from None
+
+    def _make(self, graph: Graph, node: Node, blocks: int) -> None:
+        shapes = tuple(graph.values[v].shape for v in node.inputs)
+        if node.op != "sdpa":
+            make = PRIMITIVES[node.op].state
+            assert make is not None
+            self.states[node.outputs[0]] = np.zeros((self.sequences, *make(shapes, node.params)), np.float32)
+            return
+        heads, dim, vdim = (int(axis.size or 0) for axis in (shapes[1][1], shapes[1][2], shapes[2][2]))
+        sizes = [(blocks, heads, dim, BLOCK_SIZE), (blocks, heads, BLOCK_SIZE, vdim)]
+        arrays = [np.zeros(size, DTYPES[self.kind]) for size in sizes]
+        if self.kind == "int8":
+            arrays += [np.zeros((blocks, heads, BLOCK_SIZE), np.float32) for _ in range(2)]
+        self.arrays += arrays
+        pointers = [a.ctypes.data for a in arrays] + [None] * (4 - len(arrays))
+        numbers = (KV_TYPES.index(self.kind), BLOCK_SIZE, heads, dim, vdim)
+        self.attentions[node.outputs[0]] = native.Cache(*pointers, *numbers)
+
+    def attention(self, node: Node) -> native.Cache:
+        return self.attentions[node.outputs[0]]
+
+    def state(self, node: Node) -> np.ndarray:
+        return self.states[node.outputs[0]]
+
+    def slot(self, first_block: int) -> int:
+        """The row of the states that the sequence with this first block has."""
+        if not self.states:
+            return 0
+        if first_block not in self.slots:
+            self.slots[first_block] = self.free.pop()
+        return self.slots[first_block]
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """The sequence that owns `blocks` has ended."""
+        for block in blocks[:1]:
+            if block in self.slots:
+                self.free.append(self.slots.pop(block))
+
+
+class NativeExecutor:
+    """Runs `graph` on `threads` threads (None: what this process may use) with instruction set `isa` (None: the best).
+
+    `kv` is the type of the cache. Raises UnsupportedError where the native library was not built.
+    """
+
+    block_size = BLOCK_SIZE
+
+    def __init__(
+        self, graph: Graph, weights: Parameters, *, threads: int | None = None, kv: str = "f16", isa: str | None = None
+    ) -> None:
+        self.graph = graph
+        self.weights = weights
+        self.kv = kv
+        self.isa = native.isa_name(isa)
+        self.pool = native.Pool(threads)
+        self.programs: dict[frozenset[int], _Runner] = {}
+
+    def cache(self, blocks: int) -> NativeCache:
+        """An empty cache, with the program that uses it. One executor has one cache at a time."""
+        cache = NativeCache(self.graph, blocks, self.kv)
+        self.programs = {frozenset(): _Runner(compile_program(self.graph, self.weights, cache), self)}
+        return cache
+
+    def run(self, batch: StepBatch, cache: NativeCache) -> np.ndarray:
+        runner = self.programs[frozenset()]
+        runner.step(batch, cache)
+        return runner.value(self.graph.output, batch)
+
+    def capture(self, batch: StepBatch, cache: NativeCache, names: Sequence[str]) -> dict[str, np.ndarray]:
+        ids = {name: self.graph.names[name] for name in names}
+        wanted = frozenset(ids.values())
+        if wanted not in self.programs:
+            self.programs[wanted] = _Runner(compile_program(self.graph, self.weights, cache, wanted), self)
+        runner = self.programs[wanted]
+        runner.step(batch, cache)
+        given = {self.graph.inputs["tokens"]: batch.tokens, self.graph.inputs["positions"]: batch.positions}
+        routed = {node.outputs[0] for node in self.graph.nodes if node.op == "router"}
+        out = {}
+        for name, v in ids.items():
+            value = given[v] if v in given else runner.value(v, batch)
+            out[name] = value.view(np.int32).astype(np.int64) if v in routed else value
+        return out
+
+
+class _Runner:
+    """A program with its memory, and the struct of a step that is filled anew each time."""
+
+    def __init__(self, program: Program, executor: NativeExecutor) -> None:
+        self.program = program
+        self.executor = executor
+        self.struct = native.Step()
+        self.buffers = np.zeros(len(program.places) + 1, np.uintp)
+        self.struct.buffers = self.buffers.ctypes.data
+        self.seconds: np.ndarray | None = None
+
+    def step(self, batch: StepBatch, cache: NativeCache) -> None:
+        tokens, rows = len(batch.tokens), len(batch.rows)
+        moved = [arena.reserve(n) for arena, n in zip(self.program.arenas, (tokens, rows), strict=True)]
+        if any(moved):
+            addresses = [arena.addresses() for arena in self.program.arenas]
+            self.buffers[: len(self.program.places)] = [addresses[a][n] for a, n in self.program.places]
+        spans, span_of, table = _spans(batch, cache)
+        keep = [_int64(batch.tokens), _int64(batch.positions), _int64(batch.rows), spans, span_of, table]
+        step = self.struct
+        step.tokens, step.rows, step.span_count = tokens, rows, len(batch.spans)
+        step.ids, step.positions, step.row_index, step.spans, step.span_of, step.block_table = (
+            array.ctypes.data for array in keep
+        )
+        for rope in self.program.ropes:
+            keep.append(rope.prepare([span.length for span in batch.spans]))
+            rope.args.variant_of = keep[-1].ctypes.data
+        executor = self.executor
+        native.run(executor.pool, executor.isa, self.program.ops, self.program.count, step, self.seconds)
+
+    def value(self, value: int, batch: StepBatch) -> np.ndarray:
+        """A copy of a value that the program keeps."""
+        view = self.program.views[value]
+        if view.data is not None:
+            return view.data.reshape(view.sizes).copy()
+        arena, own = self.program.places[view.buffer]
+        rows = len(batch.rows) if arena == native.ROWS else len(batch.tokens)
+        memory = self.program.arenas[arena]
+        start = memory.offsets[own] * memory.capacity + view.offset
+        strides = [4 * s for s in (view.stride, *view.strides)]
+        seen = np.lib.stride_tricks.as_strided(memory.memory[start:], (rows, *view.sizes), strides, writeable=False)
+        return np.ascontiguousarray(seen).copy() if seen.flags.c_contiguous else np.ascontiguousarray(seen)
+
+
+def _spans(batch: StepBatch, cache: NativeCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(spans int64 [n, 5], the span of each token int32, all block tables int32 one after the other)."""
+    numbers: list[tuple[int, int, int, int, int]] = []
+    blocks: list[int] = []
+    for span in batch.spans:
+        numbers.append((span.start, span.count, span.past, len(blocks), cache.slot(span.blocks[0])))
+        blocks += span.blocks
+    spans = np.asarray(numbers, np.int64)
+    return spans, np.repeat(np.arange(len(numbers), dtype=np.int32), spans[:, 1]), np.asarray(blocks, np.int32)
+
+
+def _int64(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array, np.int64)
