@@ -27,27 +27,43 @@ template <class Type> struct Product {
   int64_t depth, a_stride, b_stride, c_stride;
 };
 
-// R rows by V vectors. tail: elements of b in the last vector, when that is not whole (then V is 1).
+// R rows by V vectors. tail: elements of b in the last vector, when that is not whole (then V is 1). Of the two operands the one of
+// fewer vectors stays in registers for a step, so that accumulators and operands fit into sixteen.
 template <class Type, int R, int V, bool TAIL> inline void register_tile(const Product<Type>& p, int64_t column, int64_t tail) {
-  vf sum[R][V];
-  for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++)
-      sum[r][v] = p.keep ? load(p.c + r * p.c_stride + column + v * LANES) * set1(p.keep[r]) : vf{};
+  const int64_t depth = p.depth, a_stride = p.a_stride, b_stride = p.b_stride, c_stride = p.c_stride;
   const float* a = p.a;
   const typename Type::Element* b = p.b + column;
-  for (int64_t k = 0; k < p.depth; k++, a++, b += p.b_stride) {
-    vf x[R];
+  float* c = p.c + column;
+  vf sum[R][V], x[R], y[V];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; r++) x[r] = set1(a[r * p.a_stride]);
+  for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v++) {
-      const vf y = TAIL ? load_tail<Type>(b, tail) : Type::load(b + v * LANES);
+    for (int v = 0; v < V; v++) sum[r][v] = p.keep ? load(c + r * c_stride + v * LANES) * set1(p.keep[r]) : vf{};
+  for (int64_t k = 0; k < depth; k++, a++, b += b_stride) {
+    if constexpr (V <= R) {
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) sum[r][v] = fma(x[r], y, sum[r][v]);
+      for (int v = 0; v < V; v++) y[v] = TAIL ? load_tail<Type>(b, tail) : Type::load(b + v * LANES);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        x[r] = set1(a[r * a_stride]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; v++) sum[r][v] = fma(x[r], y[v], sum[r][v]);
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) x[r] = set1(a[r * a_stride]);
+#pragma GCC unroll 8
+      for (int v = 0; v < V; v++) {
+        y[v] = Type::load(b + v * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) sum[r][v] = fma(x[r], y[v], sum[r][v]);
+      }
     }
   }
+#pragma GCC unroll 8
   for (int r = 0; r < R; r++)
-    for (int v = 0; v < V; v++) store(p.c + r * p.c_stride + column + v * LANES, sum[r][v]);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; v++) store(c + r * c_stride + v * LANES, sum[r][v]);
 }
 
 template <class Type, int R, int V> void product_rows(const Product<Type>& p, int64_t column, int64_t n) {
