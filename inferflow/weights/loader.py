@@ -1,15 +1,15 @@
 """From a graph's weights to a checkpoint's tensors: every weight gets exactly one, every tensor is used or known junk.
 
-`plan_weights` resolves names and proves shapes from the headers; nothing is read before all of that holds.
-`Weights.array` then reads, dequantises and transforms one weight when it is first asked for.
+`plan_weights` resolves names and proves shapes from the headers; nothing is read before all of that holds. What it gives,
+`Weights`, then reads, dequantises and transforms one weight when it is first asked for.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,12 @@ from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import show
 from ..spec.library import Spec, plain
 from .advice import Advisor, MissingTensorError, role_keys, users
+from .gguf_keep import KEPT
 from .problems import Failed, combined, told_once
+from .reader import KEEP, Plan, Weights
 from .source import Source, TensorInfo
 from .transform import Transform, map_values, parse_axes
+from .widen import ITEM_BYTES
 
 __all__ = ["Plan", "Weights", "plan_weights"]
 
@@ -41,53 +44,6 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How one weight is read: the tensors (stacked along a new first axis when there are several), then the
-    transform."""
-
-    weight: Weight
-    names: tuple[str, ...]
-    stacked: bool
-    transform: Transform | None
-
-
-@dataclass
-class Weights:
-    """A model's parameters, read on demand and kept. `warnings` are the oddities that do not change the answer."""
-
-    source: Source
-    plans: Mapping[str, Plan]
-    scope: ModelScope
-    warnings: list[str] = field(default_factory=list)
-    _cache: dict[tuple[Any, ...], np.ndarray] = field(default_factory=dict)
-
-    def array(self, key: str) -> np.ndarray:
-        """Weight `key` as a C-contiguous float32 array of the graph's shape."""
-        plan = self.plans[key]
-        made = plan.transform
-        layer = plan.weight.layer if made is not None and made.value is not None else None  # a value may mention i
-        changed = made is not None and bool(made.lhs or made.value)  # an entry without either is the tensor itself
-        ident = (plan.names, made.ident if made is not None and changed else None, plan.weight.sizes, layer)
-        if ident not in self._cache:
-            self._cache[ident] = self._read(plan)
-        return self._cache[ident]
-
-    def _read(self, plan: Plan) -> np.ndarray:
-        parts = []
-        for name in plan.names:
-            array = self.source.read(name)
-            if plan.transform is not None and plan.transform.lhs:
-                array = plan.transform.apply(array)
-            parts.append(array)
-        out = np.stack(parts) if plan.stacked else parts[0]
-        out = np.ascontiguousarray(out.reshape(plan.weight.sizes), dtype=np.float32)
-        if plan.transform is not None and plan.transform.value is not None:
-            scope = self.scope.at(plan.weight.layer if plan.weight.layer >= 0 else None)
-            out = map_values(plan.transform.value, out, scope, plan.transform.value_at)
-        return out
-
-
 def plan_weights(graph: Graph, spec: Spec, config: Mapping[str, Any], source: Source) -> Weights:
     """Resolve every weight of `graph` in `source`. Raises CheckpointError (missing, misshapen or unused tensors: all
     of them are listed) or SpecError (a bad entry)."""
@@ -99,7 +55,25 @@ def plan_weights(graph: Graph, spec: Spec, config: Mapping[str, Any], source: So
     problems, warnings = planner.problems(plans, failed)
     if problems:
         raise combined(problems, source)
-    return Weights(source, plans, planner.scope, warnings)
+    formats = dict.fromkeys(matrices(graph), KEEP)
+    return Weights(source, plans, planner.scope, formats, [*warnings, *widened(plans, formats, source)])
+
+
+def matrices(graph: Graph) -> list[str]:
+    """The keys of the weights that engines take as matrices: those of linears and embeddings."""
+    nodes = (node for node in graph.nodes if node.op in ("linear", "embed"))
+    return list(dict.fromkeys(w.key for node in nodes for w in node.weights if w.slot == "weight"))
+
+
+def widened(plans: Mapping[str, Plan], keys: Iterable[str], source: Source) -> Iterator[str]:
+    """A warning for each type of blocks that has no form of its own here."""
+    if source.format != "gguf":
+        return
+    names = dict.fromkeys(name for key in keys for name in plans[key].names)
+    kinds = Counter(source.tensors[name].dtype for name in names)
+    for kind, count in kinds.items():
+        if kind not in KEPT and kind not in ITEM_BYTES:
+            yield f"{count} tensors of type {kind} are widened to 16 or 32 bits in memory: quantise the model to save it"
 
 
 def weight_problems(

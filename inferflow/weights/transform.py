@@ -130,6 +130,14 @@ class Transform:
         order = [flat.index(n) for group in self.rhs for n in group]
         return out.transpose(order).reshape(self.shape(array.shape))
 
+    def rows(self, stored: tuple[int, ...]) -> np.ndarray | None:
+        """Where each row of the result is among the rows (along the last axis) of a tensor of shape `stored`: int64, flat.
+        None where the transform takes rows apart, or leaves all as it is."""
+        if not self.lhs or self.lhs[-1] != self.rhs[-1] or self.split in self.lhs[-1]:
+            return None
+        lead = stored[:-1]
+        return self.drop_trailing().apply(np.arange(math.prod(lead)).reshape(lead)).reshape(-1)
+
     def fail(self, reason: str, fix: str = "check axes, sizes and the config") -> SpecError:
         return SpecError(reason, where=str(self.where), fix=fix)
 

@@ -1,0 +1,153 @@
+"""`Weights`: a model's parameters, read from its checkpoint when they are first asked for.
+
+`Weights.array` gives one as float32 in the graph's shape; `Weights.stored` gives a matrix (the weight of a linear or an embed)
+as engines take it, in the file's own precision or the format chosen for it. Both tell the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..graph.graph import Weight
+from ..graph.scope import ModelScope
+from .gguf_keep import KEPT, keep_blocks
+from .gguf_types import TYPES
+from .source import Source
+from .stored import FLOATS, Stored, from_float, narrowest
+from .transform import Transform, map_values
+
+__all__ = ["KEEP", "Plan", "Weights"]
+
+KEEP = "keep"  # the format that says: as the file has it
+_NATIVE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+_BLOCKS = {kind.name: (kind.weights, kind.nbytes) for kind in TYPES.values()}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one weight is read: the tensors (stacked along a new first axis when there are several), then the
+    transform."""
+
+    weight: Weight
+    names: tuple[str, ...]
+    stacked: bool
+    transform: Transform | None
+
+
+@dataclass
+class Weights:
+    """`formats` has the matrices, by key, and the format of each. `warnings` are the oddities that do not change the
+    answer."""
+
+    source: Source
+    plans: Mapping[str, Plan]
+    scope: ModelScope
+    formats: Mapping[str, str]
+    warnings: list[str] = field(default_factory=list)
+    _arrays: dict[tuple[Any, ...], np.ndarray] = field(default_factory=dict)
+    _stored: dict[tuple[Any, ...], Stored] = field(default_factory=dict)
+
+    def array(self, key: str) -> np.ndarray:
+        """Weight `key` as a C-contiguous float32 array of the graph's shape; of a matrix, ``stored(key).widen()``."""
+        format_ = self.formats.get(key, KEEP)
+        ident = (*self.ident(key), format_)
+        if ident not in self._arrays:
+            as_it_is = format_ == KEEP  # what is kept is kept exactly, so it needs no stored form here
+            self._arrays[ident] = self._read(self.plans[key]) if as_it_is else self.stored(key).widen()
+        return self._arrays[ident]
+
+    def stored(self, key: str) -> Stored:
+        """Matrix `key` in its format. Two keys of one tensor share one object; floats that the file has as they are wanted
+        are views of it."""
+        format_ = self.formats[key]
+        ident = (*self.ident(key), format_)
+        if ident not in self._stored:
+            plan = self.plans[key]
+            self._stored[ident] = self._keep(plan) if format_ == KEEP else from_float(self._read(plan), format_)
+        return self._stored[ident]
+
+    def ident(self, key: str) -> tuple[Any, ...]:
+        """The same for two weights that are one tensor, read alike."""
+        plan = self.plans[key]
+        made = plan.transform
+        layer = plan.weight.layer if made is not None and made.value is not None else None  # a value may mention i
+        changed = made is not None and bool(made.lhs or made.value)  # an entry without either is the tensor itself
+        return (plan.names, made.ident if made is not None and changed else None, plan.weight.sizes, layer)
+
+    # ------------------------------------------------------------------ as float32
+
+    def _read(self, plan: Plan) -> np.ndarray:
+        out = np.ascontiguousarray(self._arranged(plan, self.source.read), dtype=np.float32)
+        if plan.transform is not None and plan.transform.value is not None:
+            scope = self.scope.at(plan.weight.layer if plan.weight.layer >= 0 else None)
+            out = map_values(plan.transform.value, out, scope, plan.transform.value_at)
+        return out
+
+    def _arranged(self, plan: Plan, read: Any) -> np.ndarray:
+        """The plan's tensors, as `read` gives them, in the graph's order and shape."""
+        parts = []
+        for name in plan.names:
+            array = read(name)
+            if plan.transform is not None and plan.transform.lhs:
+                array = plan.transform.apply(array)
+            parts.append(array)
+        out: np.ndarray = np.stack(parts) if plan.stacked else parts[0]
+        return out.reshape(plan.weight.sizes)
+
+    # ------------------------------------------------------------------ as it is stored
+
+    def _keep(self, plan: Plan) -> Stored:
+        """The matrix with nothing lost: as it is in the file where the layout allows, else in the narrowest exact float."""
+        kinds = {self.source.tensors[name].dtype for name in plan.names}
+        kind = kinds.pop()
+        if not kinds and (plan.transform is None or plan.transform.value is None):
+            if kind in _NATIVE and (floats := self._floats(plan, _NATIVE[kind])) is not None:
+                return floats
+            if kind in KEPT and self.source.format == "gguf" and (tiles := self._tiles(plan, kind)) is not None:
+                return tiles
+        return narrowest(self._read(plan))
+
+    def _floats(self, plan: Plan, format_: str) -> Stored | None:
+        def view(name: str) -> np.ndarray:
+            return self.source.raw(name).reshape(-1).view(FLOATS[format_]).reshape(self.source.tensors[name].shape)
+
+        try:
+            array = self._arranged(plan, view)
+        except UnsupportedError:  # its bytes are not contiguous in the file
+            return None
+        return Stored(format_, plan.weight.sizes, np.require(array, requirements=["C", "A"]))
+
+    def _tiles(self, plan: Plan, kind: str) -> Stored | None:
+        """Blocks in tiles. None where the transform does not leave the rows whole."""
+        *lead, rows, cols = plan.weight.sizes
+        matrices: list[np.ndarray] = []
+        for name in plan.names:
+            shape = self.source.tensors[name].shape
+            order = None if plan.transform is None else plan.transform.rows(shape)
+            if shape[-1] != cols or (order is None and plan.transform is not None and plan.transform.lhs):
+                return None
+            raw = self.source.raw(name)
+            matrices.extend(_take(raw.reshape(-1, raw.shape[-1]), order).reshape(-1, rows, raw.shape[-1]))
+        kept = [keep_blocks(matrix, kind, *_BLOCKS[kind]) for matrix in matrices]
+
+        def joined(parts: list[Any]) -> np.ndarray:
+            array = np.stack(parts) if len(parts) > 1 else parts[0]
+            return array.reshape(*lead, *parts[0].shape)
+
+        mins = joined([part.mins for part in kept]) if KEPT[kind].has_min else None
+        codes, scales = joined([part.codes for part in kept]), joined([part.scales for part in kept])
+        return Stored(KEPT[kind].format, plan.weight.sizes, codes, KEPT[kind].group, 0, scales, mins)
+
+
+def _take(rows: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """`rows` in `order`, as a view where that is a run."""
+    if order is None:
+        return rows
+    if np.array_equal(order, np.arange(order[0], order[0] + len(order))):
+        return rows[order[0] : order[0] + len(order)]
+    return rows[order]

@@ -1,0 +1,122 @@
+"""`Stored`: one weight as engines take it, in the layouts of `inferflow/kernels/cpu/abi.h`.
+
+Float formats are the row-major array. Integer formats are tiles of 16 rows and groups of columns with scales; what they stand
+for, in float32 and the original basis, is `Stored.widen`: the reference engine multiplies with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .tiles import TILE, unpack_tiles
+
+__all__ = ["FLOATS", "Stored", "from_float", "narrowest"]
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+# bfloat16 has no NumPy type: its bits stand in uint16.
+FLOATS: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype("<u2")}
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """`format`: f32, f16, bf16; keep4, keep7, keep8; or one of `quant`'s. `shape` is the graph's: [rows, cols], or
+    [experts, rows, cols], which all arrays have in front.
+
+    Float formats: `codes` is the array itself. Else `codes` is uint8 [tiles, groups, bytes]; `scales` [tiles, groups, 16] is
+    float32 for the kept formats, which may have `mins` like it, and uint8 for the others, which have `row_scales`, float32
+    [16·tiles]. `rotation` is the width of the Hadamard blocks that the columns are rotated by, 0 for none.
+    """
+
+    format: str
+    shape: tuple[int, ...]
+    codes: Array
+    group: int = 0
+    rotation: int = 0
+    scales: Array | None = None
+    mins: Floats | None = None
+    row_scales: Floats | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(a.nbytes for a in (self.codes, self.scales, self.mins, self.row_scales) if a is not None)
+
+    def widen(self) -> Floats:
+        """float32 of `shape`, C-contiguous; a view where it is stored so."""
+        if self.format in FLOATS:
+            return to_float(self.codes, self.format)
+        if self.format.startswith("keep"):
+            return self._widen_kept()
+        return _dequantise(self)
+
+    def _widen_kept(self) -> Floats:
+        assert self.scales is not None
+        rows, cols = self.shape[-2:]
+        out = np.empty((int(np.prod(self.shape[:-2], dtype=np.int64)), rows, cols), np.float32)
+        lead = (len(out), *self.codes.shape[-3:-1])
+        codes, scales = self.codes.reshape(*lead, -1), self.scales.reshape(*lead, TILE)
+        mins = None if self.mins is None else self.mins.reshape(*lead, TILE)
+        with np.errstate(all="ignore"):
+            for n, matrix in enumerate(out):
+                values = unpack_tiles(codes[n], rows, self.format == "keep4")
+                grouped = matrix.reshape(rows, -1, self.group)
+                integers = values.view(np.int8) if self.format == "keep8" else values
+                np.multiply(integers.reshape(grouped.shape), _by_row(scales[n], rows), out=grouped)
+                if mins is not None:
+                    grouped -= _by_row(mins[n], rows)
+        return out.reshape(self.shape)
+
+
+def _by_row(scales: Floats, rows: int) -> Floats:
+    """[tiles, groups, 16] -> [rows, groups, 1]."""
+    return scales.transpose(0, 2, 1).reshape(-1, scales.shape[1])[:rows, :, None]
+
+
+def to_float(array: Array, format_: str) -> Floats:
+    """An array of a float format as float32."""
+    if format_ == "bf16":
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def from_float(array: Floats, format_: str) -> Stored:
+    """`array` rounded to a float format (to nearest, ties to even; NaN stays NaN)."""
+    if format_ == "bf16":
+        bits = array.view(np.uint32)
+        rounded = (bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))) >> np.uint32(16)
+        quiet = bits >> np.uint32(16) | np.uint32(0x40)
+        return Stored(format_, array.shape, np.where(np.isnan(array), quiet, rounded).astype(np.uint16))
+    with np.errstate(over="ignore"):
+        return Stored(format_, array.shape, np.ascontiguousarray(array.astype(FLOATS[format_], copy=False)))
+
+
+def narrowest(array: Floats) -> Stored:
+    """`array` in the first of bf16, f16 and f32 that holds it exactly."""
+    for format_ in ("bf16", "f16"):
+        stored = from_float(array, format_)
+        if np.array_equal(stored.widen().view(np.uint32), array.view(np.uint32)):
+            return stored
+    return from_float(array, "f32")
+
+
+def _dequantise(stored: Stored) -> Floats:
+    from quant import Packed, dequantise
+
+    assert stored.scales is not None
+    assert stored.row_scales is not None
+    rows, cols = stored.shape[-2:]
+    packed = Packed(
+        codes=stored.codes, scales=stored.scales, row_scales=stored.row_scales, rows=rows, cols=cols,
+        rotation=stored.rotation, format=stored.format,
+    )  # fmt: skip
+    return dequantise(packed).reshape(stored.shape)
