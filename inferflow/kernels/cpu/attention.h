@@ -9,9 +9,11 @@
 // of the register tile. Scratch memory is that of one tile and one block; nothing grows with the context.
 #pragma once
 #include "attention_cache.h"
+#include "functions.h"
 
 namespace inferflow {
 namespace {
+namespace attention {
 
 constexpr int64_t TILE_ROWS = 48;  // whole register tiles of 6 rows for most sizes of head groups
 
@@ -112,60 +114,73 @@ inline vf numbers_from(int64_t first) {
   for (int i = 0; i < LANES; i++) n[i] = i;
   return to_float(n + set1i((int32_t)first));
 }
+inline vf rounded_to_bf16(vf x) { return as_float(to_bf16(x) << 16); }
 
-// tanh to within 3 units in the last place.
-inline vf tanh(vf x) {
-  const vf z = abs(x), square = x * x, e = exp(z * set1(-2.0f));
-  vf p = set1(-5.7049887e-3f);
-  p = fma(p, square, set1(2.0639089e-2f));
-  p = fma(p, square, set1(-5.3739715e-2f));
-  p = fma(p, square, set1(1.3331442e-1f));
-  p = fma(p, square, set1(-3.3333282e-1f));
-  const vf near = fma(p * square, x, x), far = (set1(1.0f) - e) / (set1(1.0f) + e);
-  return pick(z < set1(0.625f), near, as_float(as_int(far) | (as_int(x) & set1i(INT32_MIN))));
+// e^x for x ≤ 0, exactly 0 below −87 (a weight that no sum would notice) and for −∞; NaN stays. n = round(x / ln 2) is read from the
+// low bits of a float so great that its last bit counts ones.
+inline vf exp_negative(vf x) {
+  const vf ones = set1(12582912.0f), shifted = fma(x, set1(1.44269504f), ones), n = shifted - ones;
+  const vf r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x));
+  vf p = set1(1.9875691500e-4f);
+  p = fma(p, r, set1(1.3981999507e-3f));
+  p = fma(p, r, set1(8.3334519073e-3f));
+  p = fma(p, r, set1(4.1665795894e-2f));
+  p = fma(p, r, set1(1.6666665459e-1f));
+  p = fma(p, r, set1(5.0000001201e-1f));
+  p = fma(p, r * r, r) + set1(1.0f);
+  return pick(x < set1(-87.0f), vf{}, p * as_float((as_int(shifted) << 23) + as_int(set1(1.0f))));
 }
 
-inline vf rounded_to_bf16(vf x) { return as_float(to_bf16(x) << 16); }
+inline float highest(vf v) {
+  float x[LANES];
+  store(x, v);
+  for (int half = LANES / 2; half; half /= 2)
+    for (int n = 0; n < half; n++) x[n] = x[n + half] > x[n] ? x[n + half] : x[n];
+  return x[0];
+}
 
 // What turns a product of a query and a key into a score, for one head and one query position.
 struct Scoring {
-  const SdpaArgs& args;
-  float slope;
+  vf scale, cap, slope, alibi_scale;
   int64_t position;
+  bool capped, biased, rounded;
+  Scoring(const SdpaArgs& args, int64_t head, int64_t position)
+      : scale(set1((float)args.scale)), cap(set1((float)args.softcap)), slope(set1(args.slopes ? args.slopes[head] : 0)),
+        alibi_scale(set1((float)args.alibi_scale)), position(position), capped(args.softcap != 0), biased(args.slopes),
+        rounded(args.bfloat16) {}
   vf operator()(vf x, int64_t first) const {
-    if (args.softcap != 0) x = set1((float)args.softcap) * tanh(x / set1((float)args.softcap));
-    if (!args.slopes) return x;
-    vf bias;
-    if (args.bfloat16) bias = rounded_to_bf16(rounded_to_bf16(set1(slope)) * rounded_to_bf16(numbers_from(first)));
-    else bias = set1(slope) * numbers_from(first - position);
-    return x + bias * set1((float)args.alibi_scale);
+    x = x * scale;
+    if (capped) x = cap * tanh(x / cap);
+    if (!biased) return x;
+    const vf bias = rounded ? rounded_to_bf16(rounded_to_bf16(slope) * rounded_to_bf16(numbers_from(first)))
+                            : slope * numbers_from(first - position);
+    return x + bias * alibi_scale;
   }
 };
 
-// Products of one row and one block become scores, −infinity outside `seen`. Their maximum (a NaN among them is left to the weights).
+// Products of one row and one block become scores, −∞ outside `seen`. Their maximum (a NaN among them is left to the weights).
 inline float scores(const Scoring& score, float* row, Range seen, int64_t start, const float* key_scales) {
-  const vf scale = set1((float)score.args.scale), nothing = set1(-__builtin_inff());
-  vf top = nothing;
+  vf top = set1(-INF);
   for (int64_t n = seen.first / LANES * LANES; n < seen.after; n += LANES) {
     vf x = load(row + n);
-    if (key_scales) x *= load(key_scales + n);
-    x = score(x * scale, start + n);
+    if (key_scales) x = x * load(key_scales + n);
+    x = score(x, start + n);
     if (n < seen.first || n + LANES > seen.after) {
       const vf number = numbers_from(n);
-      x = pick((number >= set1((float)seen.first)) & (number < set1((float)seen.after)), x, nothing);
+      x = pick((number >= set1((float)seen.first)) & (number < set1((float)seen.after)), x, set1(-INF));
     }
     store(row + n, x);
     top = pick(x > top, x, top);
   }
-  return largest(top);
+  return highest(top);
 }
 
 // Scores become weights e^(score − top); their sum goes onto `total` (one sum for each lane).
 inline void weights(float* row, Range seen, float top, float keep, float* total, const float* value_scales) {
   vf sum = load(total) * set1(keep);
   for (int64_t n = seen.first / LANES * LANES; n < seen.after; n += LANES) {
-    const vf e = exp(load(row + n) - set1(top));
-    sum += e;
+    const vf e = exp_negative(load(row + n) - set1(top));
+    sum = sum + e;
     store(row + n, value_scales ? e * load(value_scales + n) : e);
   }
   store(total, sum);
@@ -200,7 +215,7 @@ inline void start(const Tile& tile, const SdpaArgs& args, const Step& step) {
   for (int64_t r = 0; r < rows; r++) {
     const int64_t head = tile.head + r % tile.heads;
     gather(tile.q + r * dim, at(args.q, step, tile.token + r / tile.heads) + head * args.q.strides[0], dim, args.q.strides[1]);
-    tile.top[r] = args.sinks ? args.sinks[head] : -__builtin_inff();
+    tile.top[r] = args.sinks ? args.sinks[head] : -INF;
     store(tile.total + r * LANES, vf{});
     if (args.sinks) tile.total[r * LANES] = 1;
   }
@@ -210,19 +225,22 @@ inline void start(const Tile& tile, const SdpaArgs& args, const Step& step) {
 inline void soften(const Tile& tile, const SdpaArgs& args, int64_t from, int64_t to, int64_t first, const float* key_scales,
                    const float* value_scales) {
   const int64_t block = args.cache->block, begin = from * tile.heads, end = to * tile.heads;
-  for (int64_t r = begin; r < end; r++) {
-    const int64_t head = tile.head + r % tile.heads, position = tile.position + r / tile.heads;
-    const Scoring score{args, args.slopes ? args.slopes[head] : 0, position};
-    const float top = scores(score, tile.weights + r * block, within(visible(args, position), first, block), first, key_scales);
-    tile.next[r] = top > tile.top[r] ? top : tile.top[r];
-    if (tile.next[r] == -__builtin_inff()) tile.next[r] = -__FLT_MAX__;  // no weight yet: e^(−inf − top) has to be 0
+  for (int64_t t = from, r = begin; t < to; t++) {
+    const Range seen = within(visible(args, tile.position + t), first, block);
+    for (int64_t head = tile.head; head < tile.head + tile.heads; head++, r++) {
+      const float top = scores(Scoring(args, head, tile.position + t), tile.weights + r * block, seen, first, key_scales);
+      tile.next[r] = top > tile.top[r] ? top : tile.top[r];
+      if (tile.next[r] == -INF) tile.next[r] = -__FLT_MAX__;  // no weight yet: −∞ − top has to be −∞
+    }
   }
   for (int64_t r = begin / LANES * LANES; r < end; r += LANES)
-    store(tile.keep + r, exp(load(tile.top + r) - load(tile.next + r)));
-  for (int64_t r = begin; r < end; r++) {
-    const Range seen = within(visible(args, tile.position + r / tile.heads), first, block);
-    tile.top[r] = tile.next[r];
-    weights(tile.weights + r * block, seen, tile.top[r], tile.keep[r], tile.total + r * LANES, value_scales);
+    store(tile.keep + r, exp_negative(load(tile.top + r) - load(tile.next + r)));
+  for (int64_t t = from, r = begin; t < to; t++) {
+    const Range seen = within(visible(args, tile.position + t), first, block);
+    for (int64_t after = r + tile.heads; r < after; r++) {
+      tile.top[r] = tile.next[r];
+      weights(tile.weights + r * block, seen, tile.top[r], tile.keep[r], tile.total + r * LANES, value_scales);
+    }
   }
 }
 
@@ -323,5 +341,8 @@ static void sdpa_run(const void* args, const Step& step, int64_t begin, int64_t 
 
 static const Kernel sdpa_kernel = {sdpa_units, sdpa_run};
 
+}  // namespace attention
+using attention::sdpa_kernel;
+using attention::store_kv_kernel;
 }  // namespace
 }  // namespace inferflow

@@ -11,6 +11,7 @@
 
 namespace inferflow {
 namespace {
+namespace attention {
 
 typedef uint16_t v16 __attribute__((vector_size(LANES * 2)));
 typedef int8_t v8 __attribute__((vector_size(LANES)));
@@ -208,5 +209,6 @@ static void store_kv_run(const void* args, const Step& step, int64_t begin, int6
 
 static const Kernel store_kv_kernel = {store_kv_units, store_kv_run};
 
+}  // namespace attention
 }  // namespace
 }  // namespace inferflow
