@@ -22,6 +22,7 @@ __all__ = ["cli", "main"]
 _COMMANDS = {
     "generate": ("inferflow.cli.generate", "generate", "Generate text from a prompt, streaming it."),
     "info": ("inferflow.cli.info", "info", "Say what a model is: spec, sizes, tensors, tokenizer."),
+    "perplexity": ("inferflow.cli.perplexity", "perplexity", "Measure a model on a text, and against another model."),
     "pull": ("inferflow.cli.pull", "pull", "Download a model and print where it is."),
     "spec": ("inferflow.cli.spec", "spec", "List, show, check, write and verify model specs."),
 }
