@@ -245,6 +245,11 @@ class LLM:
             return self._open().forward(numbers, wanted)
 
     @property
+    def engine(self) -> Engine:
+        """The step loop, for measuring it. It is not thread-safe: nothing else may use the model meanwhile."""
+        return self._open()
+
+    @property
     def tensor_names(self) -> list[str]:
         """Every name that `forward` can capture."""
         return list(self.model.graph.names)

@@ -42,7 +42,7 @@ def perplexity(text: BinaryIO, **options: Any) -> None:
     """Perplexity of the text in FILE (``-``: stdin), and how far MODEL is from a base model on it.
 
     The text's tokens are cut into windows, each beginning with BOS where the model wants it, and the second half of every
-    window is scored: llama-perplexity's protocol, so that numbers compare. Logarithms are natural."""
+    window is scored, so that every prediction that counts has half a window before it. Logarithms are natural."""
     from inferflow.llm import LLM
 
     if options["against"] is not None and options["against_logits"] is not None:

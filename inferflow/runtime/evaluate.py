@@ -1,4 +1,4 @@
-"""Perplexity of a text, and how far one model's predictions are from another's, in windows as llama-perplexity cuts them.
+"""Perplexity of a text, and how far one model's predictions are from another's, window by window.
 
 The text's tokens are cut into windows of `ctx` without overlap, and what is left over is dropped. The first tokens of each
 window are replaced by what the model wants before a text (BOS), where it wants something. Positions ctx//2 … ctx-2 of a window
