@@ -11,11 +11,14 @@ from ..errors import CheckpointError
 from ..graph.build import build_graph
 from ..graph.graph import Graph
 from ..spec.library import Spec, find_spec, for_gguf, load_spec
+from ..weights.choice import Choice, parse_choice
 from ..weights.loader import Weights, plan_weights
 from ..weights.open import open_source
 from ..weights.source import Source
 
-__all__ = ["Model", "load_model"]
+__all__ = ["Model", "Quant", "load_model"]
+
+Quant = str | Path | Mapping[str, Any] | Choice | None
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,19 @@ def choose_spec(source: Source, spec: str | Path | None, config: Mapping[str, An
     return (for_gguf(chosen) if source.format == "gguf" else chosen), config
 
 
-def load_model(path: str | Path, spec: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> Model:
+def load_model(
+    path: str | Path, spec: str | Path | None = None, overrides: Mapping[str, Any] | None = None, quant: Quant = None
+) -> Model:
     """Open `path`, choose or load the spec, prove every shape. Weights are read when first used.
 
-    `overrides` replace keys of the model's config (``{"rope_scaling": {…}}``). Raises SpecError, CheckpointError.
+    `overrides` replace keys of the model's config (``{"rope_scaling": {…}}``). `quant` says in which formats the matrices are
+    held (see `inferflow.weights.choice`; None: as the file has them). Raises SpecError, CheckpointError, ArgumentError.
     """
+    choice = parse_choice(quant)
     source = open_source(path)
     config: Mapping[str, Any] = {**source.config, **(overrides or {})}
     if not source.tensors:
         raise CheckpointError("it has no tensors", where=str(path), fix="download it again")
     chosen, config = choose_spec(source, spec, config)
     graph = build_graph(chosen, config, source.tensors).graph
-    return Model(source, config, chosen, graph, plan_weights(graph, chosen, config, source))
+    return Model(source, config, chosen, graph, plan_weights(graph, chosen, config, source, choice))

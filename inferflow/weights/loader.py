@@ -22,9 +22,10 @@ from ..spec.document import Leaf, Node, Table, Where
 from ..spec.expression import show
 from ..spec.library import Spec, plain
 from .advice import Advisor, MissingTensorError, role_keys, users
+from .choice import KEEP, Choice, assign
 from .gguf_keep import KEPT
 from .problems import Failed, combined, told_once
-from .reader import KEEP, Plan, Weights
+from .reader import Plan, Weights
 from .source import Source, TensorInfo
 from .transform import Transform, map_values, parse_axes
 from .widen import ITEM_BYTES
@@ -44,9 +45,12 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def plan_weights(graph: Graph, spec: Spec, config: Mapping[str, Any], source: Source) -> Weights:
-    """Resolve every weight of `graph` in `source`. Raises CheckpointError (missing, misshapen or unused tensors: all
-    of them are listed) or SpecError (a bad entry)."""
+def plan_weights(
+    graph: Graph, spec: Spec, config: Mapping[str, Any], source: Source, choice: Choice | None = None
+) -> Weights:
+    """Resolve every weight of `graph` in `source`; `choice` says in which formats (None: the file's). Raises
+    CheckpointError (missing, misshapen or unused tensors: all of them are listed), SpecError (a bad entry) or ArgumentError
+    (a choice that does not go with the model)."""
     planner = _Planner(graph, spec, config, source)
     plans, failed = planner.all()
     for _, error in failed:
@@ -55,14 +59,11 @@ def plan_weights(graph: Graph, spec: Spec, config: Mapping[str, Any], source: So
     problems, warnings = planner.problems(plans, failed)
     if problems:
         raise combined(problems, source)
-    formats = dict.fromkeys(matrices(graph), KEEP)
-    return Weights(source, plans, planner.scope, formats, [*warnings, *widened(plans, formats, source)])
-
-
-def matrices(graph: Graph) -> list[str]:
-    """The keys of the weights that engines take as matrices: those of linears and embeddings."""
-    nodes = (node for node in graph.nodes if node.op in ("linear", "embed"))
-    return list(dict.fromkeys(w.key for node in nodes for w in node.weights if w.slot == "weight"))
+    weights = Weights(source, plans, planner.scope)
+    weights.formats, weights.fallbacks = assign(choice or Choice(), graph, weights.ident)
+    kept = [key for key, format_ in weights.formats.items() if format_ == KEEP]
+    weights.warnings = [*warnings, *widened(plans, kept, source)]
+    return weights
 
 
 def widened(plans: Mapping[str, Plan], keys: Iterable[str], source: Source) -> Iterator[str]:

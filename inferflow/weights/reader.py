@@ -15,15 +15,15 @@ import numpy as np
 from ..errors import UnsupportedError
 from ..graph.graph import Weight
 from ..graph.scope import ModelScope
+from .choice import KEEP, Fallback, is_low_bit
 from .gguf_keep import KEPT, keep_blocks
 from .gguf_types import TYPES
 from .source import Source
-from .stored import FLOATS, Stored, from_float, narrowest
+from .stored import FLOATS, Stored, from_float, narrowest, quantised
 from .transform import Transform, map_values
 
-__all__ = ["KEEP", "Plan", "Weights"]
+__all__ = ["Plan", "Weights"]
 
-KEEP = "keep"  # the format that says: as the file has it
 _NATIVE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _BLOCKS = {kind.name: (kind.weights, kind.nbytes) for kind in TYPES.values()}
 
@@ -41,13 +41,14 @@ class Plan:
 
 @dataclass
 class Weights:
-    """`formats` has the matrices, by key, and the format of each. `warnings` are the oddities that do not change the
-    answer."""
+    """`formats` has the matrices, by key, and the format of each; `fallbacks` those that do not have the one wanted.
+    `warnings` are the oddities that do not change the answer."""
 
     source: Source
     plans: Mapping[str, Plan]
     scope: ModelScope
-    formats: Mapping[str, str]
+    formats: Mapping[str, str] = field(default_factory=dict)
+    fallbacks: list[Fallback] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     _arrays: dict[tuple[Any, ...], np.ndarray] = field(default_factory=dict)
     _stored: dict[tuple[Any, ...], Stored] = field(default_factory=dict)
@@ -62,13 +63,17 @@ class Weights:
         return self._arrays[ident]
 
     def stored(self, key: str) -> Stored:
-        """Matrix `key` in its format. Two keys of one tensor share one object; floats that the file has as they are wanted
-        are views of it."""
+        """Matrix `key` in its format, quantised now where that asks for it. Two keys of one tensor share one object; floats
+        that the file has in the wanted format are views of it."""
         format_ = self.formats[key]
         ident = (*self.ident(key), format_)
         if ident not in self._stored:
             plan = self.plans[key]
-            self._stored[ident] = self._keep(plan) if format_ == KEEP else from_float(self._read(plan), format_)
+            if format_ == KEEP:
+                self._stored[ident] = self._keep(plan)
+            else:
+                array = self._read(plan)
+                self._stored[ident] = quantised(array, format_) if is_low_bit(format_) else from_float(array, format_)
         return self._stored[ident]
 
     def ident(self, key: str) -> tuple[Any, ...]:

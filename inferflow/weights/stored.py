@@ -9,15 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .tiles import TILE, unpack_tiles
 
-__all__ = ["FLOATS", "Stored", "from_float", "narrowest"]
+if TYPE_CHECKING:
+    from quant import Packed
 
+__all__ = ["FLOATS", "Stored", "from_float", "from_packed", "narrowest", "quantised"]
+
+GROUP = 64  # columns that share a scale in `quant`'s formats
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
@@ -109,14 +113,26 @@ def narrowest(array: Floats) -> Stored:
     return from_float(array, "f32")
 
 
+def from_packed(packed: Packed) -> Stored:
+    """What `quant` made, as a weight."""
+    shape = (*packed.codes.shape[:-3], packed.rows, packed.cols)
+    return Stored(
+        packed.format, shape, packed.codes, GROUP, packed.rotation, packed.scales, row_scales=packed.row_scales
+    )
+
+
+def quantised(array: Floats, format_: str) -> Stored:
+    """`array` in one of `quant`'s formats, uncalibrated."""
+    from quant import quantise
+
+    return from_packed(quantise(array, format_))
+
+
 def _dequantise(stored: Stored) -> Floats:
     from quant import Packed, dequantise
 
     assert stored.scales is not None
     assert stored.row_scales is not None
     rows, cols = stored.shape[-2:]
-    packed = Packed(
-        codes=stored.codes, scales=stored.scales, row_scales=stored.row_scales, rows=rows, cols=cols,
-        rotation=stored.rotation, format=stored.format,
-    )  # fmt: skip
-    return dequantise(packed).reshape(stored.shape)
+    packed = Packed(stored.format, rows, cols, stored.rotation, stored.codes, stored.scales, stored.row_scales)
+    return dequantise(packed)

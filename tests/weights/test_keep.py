@@ -13,6 +13,7 @@ from inferflow.graph.axes import Axis
 from inferflow.graph.graph import Weight
 from inferflow.graph.scope import ModelScope
 from inferflow.spec.document import Table, Where
+from inferflow.weights.choice import KEEP
 from inferflow.weights.gguf_keep import KEPT, keep_blocks
 from inferflow.weights.open import open_source
 from inferflow.weights.reader import Plan, Weights
@@ -80,7 +81,7 @@ def test_slabs_of_a_large_matrix_join() -> None:
 def one_weight(source: Source, sizes: tuple[int, ...], names: tuple[str, ...], made: Transform | None) -> Weights:
     weight = Weight("w", "weight", tuple(Axis(f"a{n}", size) for n, size in enumerate(sizes)))
     scope = ModelScope(Table({}), {}, source.tensors)
-    return Weights(source, {weight.key: Plan(weight, names, len(names) > 1, made)}, scope, {weight.key: "keep"})
+    return Weights(source, {weight.key: Plan(weight, names, len(names) > 1, made)}, scope, {weight.key: KEEP})
 
 
 def transform(
