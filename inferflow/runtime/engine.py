@@ -16,8 +16,8 @@ import numpy as np
 from ..errors import ArgumentError, InferflowError
 from ..graph.graph import Graph
 from .batch import Span, StepBatch
-from .executor import Executor
-from .kv_cache import BlockPool, KVCache
+from .executor import Cache, Executor
+from .kv_cache import BlockPool
 from .sampler import SamplingParams, sample
 
 __all__ = ["Engine", "Event", "Sequence"]
@@ -54,17 +54,16 @@ class Engine:
 
     def __init__(
         self, graph: Graph, executor: Executor, *, max_len: int, eos: Collection[int] = (), slots: int = 8, budget: int = 512,
-        block_size: int = 16,
     ) -> None:  # fmt: skip
         self.graph = graph
         self.executor = executor
         self.max_len = max_len
         self.eos = frozenset(eos)
         self.budget = budget
-        self.block_size = block_size
-        blocks = -(-max_len // block_size) * slots
+        self.block_size = executor.block_size
+        blocks = -(-max_len // self.block_size) * slots
         self.pool = BlockPool(blocks)
-        self.cache = KVCache(graph, blocks, block_size)
+        self.cache: Cache = executor.cache(blocks)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -123,7 +122,7 @@ class Engine:
 
     def schedule(self) -> list[tuple[Sequence, int]]:
         """(sequence, tokens it gives): one for each that decodes, then chunks of prompts within the budget."""
-        while self.waiting and len(self.pool.free) >= self.blocks_for(self.waiting[0]):
+        while self.waiting and self.fits(self.waiting[0]):
             sequence = self.waiting.popleft()
             sequence.blocks = self.pool.take(self.blocks_for(sequence))
             self.running.append(sequence)
@@ -137,6 +136,9 @@ class Engine:
                 work.append((sequence, count))
                 left -= count
         return work
+
+    def fits(self, sequence: Sequence) -> bool:
+        return len(self.pool.free) >= self.blocks_for(sequence) and len(self.running) < self.cache.sequences
 
     def blocks_for(self, sequence: Sequence) -> int:
         return -(-sequence.limit // self.block_size)

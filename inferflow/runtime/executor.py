@@ -17,7 +17,7 @@ from ..weights.loader import Weights
 from .batch import StepBatch
 from .kv_cache import KVCache
 
-__all__ = ["Executor", "ReferenceExecutor"]
+__all__ = ["Cache", "Executor", "ReferenceExecutor"]
 
 Array = np.ndarray
 
@@ -27,20 +27,38 @@ def single(x: Array) -> Array:
     return x.astype(np.float32, copy=False)
 
 
-class Executor(Protocol):
-    """Runs steps. Keys and values of the batch's tokens are in `cache` afterwards."""
+class Cache(Protocol):
+    """What an executor keeps of each sequence. `sequences` can have something in it at a time."""
 
-    def run(self, batch: StepBatch, cache: KVCache) -> Array:
+    sequences: int
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """The sequence that owns `blocks` has ended."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs steps. Keys and values of the batch's tokens are in `cache` afterwards. `block_size`: positions of a block."""
+
+    block_size: int
+
+    def cache(self, blocks: int) -> Any:
+        """An empty Cache of so many blocks, of the kind that `run` takes. Raises UnsupportedError (no memory)."""
+        ...
+
+    def run(self, batch: StepBatch, cache: Any) -> Array:
         """Logits, float32 [rows, vocab]."""
         ...
 
-    def capture(self, batch: StepBatch, cache: KVCache, names: Sequence[str]) -> dict[str, Array]:
+    def capture(self, batch: StepBatch, cache: Any, names: Sequence[str]) -> dict[str, Array]:
         """The named tensors of the same step."""
         ...
 
 
 class ReferenceExecutor:
     """Node after node, each by its definition in `inferflow.kernels.reference`; values are dropped after their last use."""
+
+    block_size = 16
 
     def __init__(self, graph: Graph, weights: Weights) -> None:
         self.graph = graph
@@ -81,6 +99,9 @@ class ReferenceExecutor:
             "select": lambda n, x: x[self.batch.rows],
         }
 
+    def cache(self, blocks: int) -> KVCache:
+        return KVCache(self.graph, blocks, self.block_size)
+
     def run(self, batch: StepBatch, cache: KVCache) -> Array:
         return self._walk(batch, cache, {self.graph.output})[self.graph.output]
 
@@ -90,7 +111,7 @@ class ReferenceExecutor:
         return {name: np.array(values[v]) for name, v in ids.items()}
 
     def _walk(self, batch: StepBatch, cache: KVCache, keep: set[int]) -> dict[int, Array]:
-        self.batch, self.cache = batch, cache
+        self.batch, self.kv = batch, cache
         self.states: dict[
             tuple[int, int], Array
         ] = {}  # of this step; the cache's own change only when all has gone well
@@ -184,14 +205,14 @@ class ReferenceExecutor:
         out = np.empty_like(like)
         for span in self.batch.spans:
             key = (self.at, span.blocks[0])
-            state = self.cache.states[key] if span.past else np.zeros(shape, np.float32)
+            state = self.kv.states[key] if span.past else np.zeros(shape, np.float32)
             rows = slice(span.start, span.start + span.count)
             out[rows], self.states[key] = function(rows, state)
         return out
 
     def sdpa(self, node: Node, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None = None) -> Array:
-        keys, values = self.cache.keys[self.at], self.cache.values[self.at]
-        size = self.cache.block_size
+        keys, values = self.kv.keys[self.at], self.kv.values[self.at]
+        size = self.kv.block_size
         out = np.empty((*q.shape[:2], v.shape[-1]), np.float32)
         window, chunk = node.params["window"], node.params["chunk"]
         for span in self.batch.spans:

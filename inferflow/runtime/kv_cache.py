@@ -21,6 +21,7 @@ class KVCache:
 
     def __init__(self, graph: Graph, blocks: int, block_size: int) -> None:
         self.block_size = block_size
+        self.sequences = blocks
         self.keys: dict[int, np.ndarray] = {}
         self.values: dict[int, np.ndarray] = {}
         self.states: dict[tuple[int, int], np.ndarray] = {}
