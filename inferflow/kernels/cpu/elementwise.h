@@ -15,8 +15,9 @@ struct Lines {
 
   Lines(const Step& step, const Tensor* const (&views)[N]) : walk(step, views, 0) {
     length = walk.take_line(apart);
-    pieces = length > UNIT ? ceil_div(length, UNIT) : 1;
-    piece = pieces > 1 ? ceil_div(ceil_div(length, pieces), 16) * 16 : length;
+    const int64_t sixteenth = walk.points * length / 256 * 16;  // a long line is cut so that there are at least so many units
+    piece = length <= UNIT ? length : sixteenth < UNIT / 4 ? UNIT / 4 : least(sixteenth, UNIT);
+    pieces = length ? ceil_div(length, piece) : 1;
     each = per_unit(length);
   }
   int64_t units() const { return ceil_div(walk.points, each) * pieces; }
@@ -26,7 +27,7 @@ struct Lines {
   void run(int64_t begin, int64_t end, Body body) const {
     for (int64_t unit = begin; unit < end; unit++) {
       const int64_t line = unit / pieces * each, first = unit % pieces * piece, last = least(length, first + piece);
-      for (int64_t n = line; n < least(walk.points, line + each) && first < last; n++) {
+      for (int64_t n = line; n < least(walk.points, line + each); n++) {
         float* p[N];
         walk.find(n, p);
         for (int v = 0; v < N; v++) p[v] += first * apart[v];

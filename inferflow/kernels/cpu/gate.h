@@ -1,5 +1,5 @@
-// OP_GATE: an activation times another row, on its way into the next matrix quantised at once. A unit is some rows, or a piece of
-// one that holds whole rotation blocks and groups.
+// OP_GATE: an activation times another tensor. Rows on their way into a matrix are quantised at once: there a unit is some rows, or
+// a piece of one that holds whole rotation blocks and groups.
 #pragma once
 #include "elementwise.h"
 #include "quantise.h"
@@ -7,31 +7,37 @@
 namespace inferflow {
 namespace {
 
-inline Cut gate_cut(const GateArgs& op, const Step& step) {
-  const QuantiseArgs* q = op.quantise;
-  return {leading(op.a, step), q ? q->padded : last_size(op.a), q ? quantise_chunk(*q) : UNIT / 4};
-}
-
-template <class F>
-inline void gate_piece(const GateArgs& op, const Step& step, int64_t t, int64_t first, int64_t last, float* room, F f) {
-  const QuantiseArgs* q = op.quantise;
-  const int64_t filled = least(last, last_size(op.a)) - first;
-  float* y = q ? room : at(op.out, step, t) + first;
-  map2(y, 1, at(op.a, step, t) + first, 1, at(op.b, step, t) + first, 1, filled, [f](vf a, vf b) { return f(a) * b; });
-  if (!q) return;
-  memset(y + filled, 0, (last - first - filled) * 4);
-  quantise_columns(*q, y, at(q->out, step, t), first, last);
+// Of quantised rows; few tokens are cut finer, so that there is work for all threads.
+inline RowCut gate_cut(const GateArgs& op, const Step& step) {
+  const int64_t total = leading(op.a, step), chunk = quantise_chunk(*op.quantise);
+  return {total, op.quantise->padded, total < 16 ? chunk : 4 * chunk};
 }
 
 inline int64_t gate_units(const void* args, const Step& step) {
-  return gate_cut(*static_cast<const GateArgs*>(args), step).units();
+  const auto& op = *static_cast<const GateArgs*>(args);
+  return op.quantise ? gate_cut(op, step).units() : Lines<3>(step, {&op.out, &op.a, &op.b}).units();
 }
+
+template <class F>
+inline void gate_quantised(const GateArgs& op, const Step& step, int64_t begin, int64_t end, Scratch& scratch, F f) {
+  const QuantiseArgs& q = *op.quantise;
+  const RowCut cut = gate_cut(op, step);
+  const int64_t sa = last_stride(op.a), sb = last_stride(op.b);
+  float* y = reinterpret_cast<float*>(scratch.get(cut.columns * 4));
+  cut.run(begin, end, [&](int64_t t, int64_t first, int64_t last) {
+    const int64_t filled = least(last, q.cols) - first;
+    map2(y, 1, at(op.a, step, t) + first * sa, sa, at(op.b, step, t) + first * sb, sb, filled, f);
+    memset(y + filled, 0, (last - first - filled) * 4);
+    quantise_columns(q, y, at(q.out, step, t), first, last);
+  });
+}
+
 inline void gate_run(const void* args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
   const auto& op = *static_cast<const GateArgs*>(args);
-  const Cut cut = gate_cut(op, step);
-  float* room = reinterpret_cast<float*>(scratch.get(cut.columns * 4));
-  with_unary(op.kind, 0, [&](auto f) {
-    cut.run(begin, end, [&](int64_t t, int64_t first, int64_t last) { gate_piece(op, step, t, first, last, room, f); });
+  with_unary(op.kind, 0, [&](auto act) {
+    const auto f = [act](vf a, vf b) { return act(a) * b; };
+    if (op.quantise) gate_quantised(op, step, begin, end, scratch, f);
+    else run_map2(step, op.out, op.a, op.b, begin, end, f);
   });
 }
 

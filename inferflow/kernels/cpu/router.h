@@ -134,7 +134,7 @@ inline void router_run(const void* args, const Step& step, int64_t begin, int64_
 
 // ---------------------------------------------------------------------------------------------------- combine
 
-inline Cut combine_cut(const CombineArgs& op, const Step& step) {
+inline RowCut combine_cut(const CombineArgs& op, const Step& step) {
   return {Walk<1>(step, {&op.out}, 1).points, last_size(op.out), UNIT / 4};
 }
 inline int64_t combine_units(const void* args, const Step& step) {

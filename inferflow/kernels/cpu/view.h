@@ -40,10 +40,10 @@ inline void scattered(const float* row, float* p, int64_t stride, int64_t n) {
 }
 
 // Rows cut into units: some rows at a time, or pieces of about `columns` of a wide one.
-struct Cut {
+struct RowCut {
   int64_t total, width, columns, pieces, rows;
 
-  Cut(int64_t total, int64_t width, int64_t columns) : total(total), width(width), columns(columns) {
+  RowCut(int64_t total, int64_t width, int64_t columns) : total(total), width(width), columns(columns) {
     pieces = ceil_div(width, columns);
     rows = pieces > 1 ? 1 : per_unit(width);
   }
