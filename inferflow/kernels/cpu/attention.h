@@ -26,6 +26,7 @@ template <class Type> struct Product {
   const typename Type::Element* b;
   float* c;
   const float* keep;
+  const typename Type::Element* next;  // what b will be in the next block: fetched ahead
   int64_t depth, a_stride, b_stride, c_stride;
 };
 
@@ -35,6 +36,7 @@ template <class Type, int R, int V, bool TAIL> inline void register_tile(const P
   const int64_t depth = p.depth, a_stride = p.a_stride, b_stride = p.b_stride, c_stride = p.c_stride;
   const float* a = p.a;
   const typename Type::Element* b = p.b + column;
+  const int64_t ahead = p.next - p.b;
   float* c = p.c + column;
   vf sum[R][V], x[R], y[V];
 #pragma GCC unroll 8
@@ -42,6 +44,7 @@ template <class Type, int R, int V, bool TAIL> inline void register_tile(const P
 #pragma GCC unroll 8
     for (int v = 0; v < V; v++) sum[r][v] = p.keep ? load(c + r * c_stride + v * LANES) * set1(p.keep[r]) : vf{};
   for (int64_t k = 0; k < depth; k++, a++, b += b_stride) {
+    for (size_t n = 0; n < V * LANES * sizeof(b[0]); n += 64) __builtin_prefetch((const char*)(b + ahead) + n, 0, 2);
     if constexpr (V <= R) {
 #pragma GCC unroll 8
       for (int v = 0; v < V; v++) y[v] = TAIL ? load_tail<Type>(b, tail) : Type::load(b + v * LANES);
@@ -90,6 +93,7 @@ template <class Type> void product(Product<Type> p, int64_t rows, int64_t n) {
     p.a += share * p.a_stride;
     p.c += share * p.c_stride;
     if (p.keep) p.keep += share;
+    p.next = p.b;  // already on its way
   }
 }
 
@@ -244,17 +248,28 @@ inline void soften(const Tile& tile, const SdpaArgs& args, int64_t from, int64_t
   }
 }
 
+// Where one key head's part of one block lies.
+template <class Type> struct Block {
+  typedef typename Type::Element Element;
+  int64_t place;
+  const Element *keys, *values;
+  Block(const Tile& tile, const Cache& cache, int64_t index)
+      : place(tile.blocks[index] * cache.heads + tile.kv), keys((const Element*)cache.keys + place * cache.dim * cache.block),
+        values((const Element*)cache.values + place * cache.block * cache.vdim) {}
+};
+
 // Tokens [from, to), which see keys in the block numbered `index` of their sequence.
 template <class Type> void attend_block(const Tile& tile, const SdpaArgs& args, int64_t index, int64_t from, int64_t to) {
-  typedef typename Type::Element Element;
   const Cache& cache = *args.cache;
-  const int64_t block = cache.block, first = index * block, place = tile.blocks[index] * cache.heads + tile.kv;
-  const Element* keys = (const Element*)cache.keys + place * cache.dim * block;
-  const Element* values = (const Element*)cache.values + place * block * cache.vdim;
+  const int64_t block = cache.block, first = index * block;
+  const bool more = (index + 1) * block < tile.position + tile.tokens;
+  const Block<Type> here(tile, cache, index), next(tile, cache, more ? index + 1 : index);
+  const int64_t place = here.place;
+  const auto *keys = here.keys, *values = here.values;
   const bool scaled = same<Type, I8>;
   const int64_t last = within(visible(args, tile.position + to - 1), first, block).after;
-  product(Product<Type>{tile.q + from * tile.heads * cache.dim, keys, tile.weights + from * tile.heads * block, nullptr, cache.dim,
-                        cache.dim, block, block}, (to - from) * tile.heads, whole_vectors(last));
+  product(Product<Type>{tile.q + from * tile.heads * cache.dim, keys, tile.weights + from * tile.heads * block, nullptr, next.keys,
+                        cache.dim, cache.dim, block, block}, (to - from) * tile.heads, whole_vectors(last));
   soften(tile, args, from, to, first, scaled ? cache.key_scales + place * block : nullptr,
          scaled ? cache.value_scales + place * block : nullptr);
   for (int64_t t = from, after; t < to; t = after) {  // tokens that see the same keys go together
@@ -262,7 +277,7 @@ template <class Type> void attend_block(const Tile& tile, const SdpaArgs& args, 
     for (after = t + 1; after < to && within(visible(args, tile.position + after), first, block) == seen;) after++;
     const int64_t r = t * tile.heads;
     product(Product<Type>{tile.weights + r * block + seen.first, values + seen.first * cache.vdim, tile.out + r * tile.out_stride,
-                          tile.keep + r, seen.after - seen.first, block, cache.vdim, tile.out_stride},
+                          tile.keep + r, next.values + seen.first * cache.vdim, seen.after - seen.first, block, cache.vdim, tile.out_stride},
             (after - t) * tile.heads, cache.vdim);
   }
 }
