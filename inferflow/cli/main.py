@@ -20,6 +20,7 @@ from inferflow.errors import ArgumentError, InferflowError
 __all__ = ["cli", "main"]
 
 _COMMANDS = {
+    "bench": ("inferflow.cli.bench", "bench", "Measure how fast a model runs here."),
     "generate": ("inferflow.cli.generate", "generate", "Generate text from a prompt, streaming it."),
     "info": ("inferflow.cli.info", "info", "Say what a model is: spec, sizes, tensors, tokenizer."),
     "perplexity": ("inferflow.cli.perplexity", "perplexity", "Measure a model on a text, and against another model."),
