@@ -225,8 +225,8 @@ inline void start(const Tile& tile, const SdpaArgs& args, const Step& step) {
   }
 }
 
-// Rows of tokens [from, to): their scores over one block, new maxima, weights and sums.
-inline void soften(const Tile& tile, const SdpaArgs& args, int64_t from, int64_t to, int64_t first, const float* key_scales,
+// Rows of tokens [from, to): their scores over the block that starts at position `first`, new maxima, weights and sums.
+inline void soften(const Tile& tile, const SdpaArgs& args, int64_t first, int64_t from, int64_t to, const float* key_scales,
                    const float* value_scales) {
   const int64_t block = args.cache->block, begin = from * tile.heads, end = to * tile.heads;
   for (int64_t t = from, r = begin; t < to; t++) {
@@ -248,38 +248,48 @@ inline void soften(const Tile& tile, const SdpaArgs& args, int64_t from, int64_t
   }
 }
 
-// Where one key head's part of one block lies.
+// Where one key head's part of a block lies. The scales are null but for KV_I8.
 template <class Type> struct Block {
   typedef typename Type::Element Element;
-  int64_t place;
   const Element *keys, *values;
-  Block(const Tile& tile, const Cache& cache, int64_t index)
-      : place(tile.blocks[index] * cache.heads + tile.kv), keys((const Element*)cache.keys + place * cache.dim * cache.block),
-        values((const Element*)cache.values + place * cache.block * cache.vdim) {}
+  const float *key_scales = nullptr, *value_scales = nullptr;
+  Block(const Cache& cache, int64_t number, int64_t head) {
+    const int64_t place = number * cache.heads + head;
+    keys = (const Element*)cache.keys + place * cache.dim * cache.block;
+    values = (const Element*)cache.values + place * cache.block * cache.vdim;
+    if (!same<Type, I8>) return;
+    key_scales = cache.key_scales + place * cache.block;
+    value_scales = cache.value_scales + place * cache.block;
+  }
 };
+
+// out = out · keep + weights · values, each token with the values that it sees; tokens that see the same go together.
+template <class Type>
+void add_values(const Tile& tile, const SdpaArgs& args, int64_t first, int64_t from, int64_t to, const Block<Type>& here,
+                const Block<Type>& next) {
+  const int64_t block = args.cache->block, vdim = args.cache->vdim;
+  for (int64_t t = from, after; t < to; t = after) {
+    const Range seen = within(visible(args, tile.position + t), first, block);
+    for (after = t + 1; after < to && within(visible(args, tile.position + after), first, block) == seen;) after++;
+    const int64_t row = t * tile.heads, skipped = seen.first * vdim;
+    product(Product<Type>{tile.weights + row * block + seen.first, here.values + skipped, tile.out + row * tile.out_stride,
+                          tile.keep + row, next.values + skipped, seen.after - seen.first, block, vdim, tile.out_stride},
+            (after - t) * tile.heads, vdim);
+  }
+}
 
 // Tokens [from, to), which see keys in the block numbered `index` of their sequence.
 template <class Type> void attend_block(const Tile& tile, const SdpaArgs& args, int64_t index, int64_t from, int64_t to) {
   const Cache& cache = *args.cache;
-  const int64_t block = cache.block, first = index * block;
-  const bool more = (index + 1) * block < tile.position + tile.tokens;
-  const Block<Type> here(tile, cache, index), next(tile, cache, more ? index + 1 : index);
-  const int64_t place = here.place;
-  const auto *keys = here.keys, *values = here.values;
-  const bool scaled = same<Type, I8>;
-  const int64_t last = within(visible(args, tile.position + to - 1), first, block).after;
-  product(Product<Type>{tile.q + from * tile.heads * cache.dim, keys, tile.weights + from * tile.heads * block, nullptr, next.keys,
-                        cache.dim, cache.dim, block, block}, (to - from) * tile.heads, whole_vectors(last));
-  soften(tile, args, from, to, first, scaled ? cache.key_scales + place * block : nullptr,
-         scaled ? cache.value_scales + place * block : nullptr);
-  for (int64_t t = from, after; t < to; t = after) {  // tokens that see the same keys go together
-    const Range seen = within(visible(args, tile.position + t), first, block);
-    for (after = t + 1; after < to && within(visible(args, tile.position + after), first, block) == seen;) after++;
-    const int64_t r = t * tile.heads;
-    product(Product<Type>{tile.weights + r * block + seen.first, values + seen.first * cache.vdim, tile.out + r * tile.out_stride,
-                          tile.keep + r, next.values + seen.first * cache.vdim, seen.after - seen.first, block, cache.vdim, tile.out_stride},
-            (after - t) * tile.heads, cache.vdim);
-  }
+  const int64_t first = index * cache.block, row = from * tile.heads;
+  const bool more = first + cache.block < tile.position + tile.tokens;
+  const Block<Type> here(cache, tile.blocks[index], tile.kv), next(cache, tile.blocks[more ? index + 1 : index], tile.kv);
+  const int64_t seen = within(visible(args, tile.position + to - 1), first, cache.block).after;
+  product(Product<Type>{tile.q + row * cache.dim, here.keys, tile.weights + row * cache.block, nullptr, next.keys, cache.dim,
+                        cache.dim, cache.block, cache.block},
+          (to - from) * tile.heads, whole_vectors(seen));
+  soften(tile, args, first, from, to, here.key_scales, here.value_scales);
+  add_values(tile, args, first, from, to, here, next);
 }
 
 inline void finish(const Tile& tile, const SdpaArgs& args, const Step& step) {

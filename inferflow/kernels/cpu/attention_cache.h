@@ -186,7 +186,8 @@ void store_block(const StoreKvArgs& args, const Step& step, const Span& span, in
 
 template <class Type> void store_units(const StoreKvArgs& args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
   const int64_t block = args.cache->block;
-  each_unit(step, begin, end, [&](const Span& span) { return blocks_written(span, block); }, [&](const Span& span, int64_t piece) {
+  const auto pieces = [&](const Span& span) { return blocks_written(span, block); };
+  each_unit(step, begin, end, pieces, [&](const Span& span, int64_t piece) {
     const int64_t start = (span.past / block + piece) * block, stop = start + block, all = span.past + span.count;
     store_block<Type>(args, step, span, start > span.past ? start : span.past, stop < all ? stop : all, scratch);
   });
