@@ -3,7 +3,11 @@
 #pragma once
 #include "matmul_common.h"
 #include "matmul_float.h"
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include "matmul_x86.h"
+#else
 #include "matmul_portable.h"
+#endif
 
 namespace inferflow {
 namespace {
@@ -28,16 +32,42 @@ inline void dot_rows(const Matrix& m, int64_t stacked, int64_t index, const Tile
     finish(m, stacked, index, f + t * TILE, b.out[t0 + t], b.residual ? b.residual[t0 + t] : nullptr);
 }
 
+template <int FORMAT, int T>
+inline int64_t dot_blocks(const Matrix& m, int64_t stacked, int64_t index, const Tile& tile, const uint8_t* panel, const Batch& b, int64_t t) {
+  for (; t + T <= b.count; t += T) dot_rows<FORMAT, T>(m, stacked, index, tile, panel, b, t);
+  return t;
+}
+
 // Tiles [begin, end) of one matrix times the whole batch.
 template <int FORMAT>
 void multiply_tiles(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
   for (int64_t index = begin; index < end; index++) {
     const Tile tile = tile_of(m, stacked, index);
     const uint8_t* panel = panel_of<FORMAT>(m, tile, space);
-    int64_t t = 0;
-    for (; t + MAX_BLOCK <= b.count; t += MAX_BLOCK) dot_rows<FORMAT, MAX_BLOCK>(m, stacked, index, tile, panel, b, t);
-    for (; t < b.count; t++) dot_rows<FORMAT, 1>(m, stacked, index, tile, panel, b, t);
+    int64_t t = dot_blocks<FORMAT, BLOCKS[0]>(m, stacked, index, tile, panel, b, 0);
+    t = dot_blocks<FORMAT, BLOCKS[1]>(m, stacked, index, tile, panel, b, t);
+    dot_blocks<FORMAT, BLOCKS[2]>(m, stacked, index, tile, panel, b, t);
   }
+}
+
+// One row: no panel, where there is a kernel for that.
+template <int FORMAT>
+void multiply_one(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
+  const Quantised a = quantised(b.in[0], m.padded, m.group);
+  int8_t* negated = reinterpret_cast<int8_t*>(space);
+  for (int64_t n = 0; n < m.padded; n++) negated[n] = (int8_t)-a.values[n];
+  for (int64_t index = begin; index < end; index++) {
+    float f[TILE];
+    gemv<FORMAT>(tile_of(m, stacked, index), groups_of(m), m.group, m.codebook, a, negated, f);
+    finish(m, stacked, index, f, b.out[0], b.residual ? b.residual[0] : nullptr);
+  }
+}
+
+template <int FORMAT>
+void multiply_integers(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
+  if constexpr (HAS_GEMV && is_packed(FORMAT))
+    if (b.count == 1) return multiply_one<FORMAT>(m, stacked, begin, end, b, space);
+  multiply_tiles<FORMAT>(m, stacked, begin, end, b, space);
 }
 
 // Bytes of scratch that multiply needs.
@@ -50,13 +80,13 @@ void multiply(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, cons
     case F32: return multiply_float<F32>(m, stacked, begin * TILE, last, b);
     case F16: return multiply_float<F16>(m, stacked, begin * TILE, last, b);
     case BF16: return multiply_float<BF16>(m, stacked, begin * TILE, last, b);
-    case PAIR6: return multiply_tiles<PAIR6>(m, stacked, begin, end, b, space);
-    case PAIR7: return multiply_tiles<PAIR7>(m, stacked, begin, end, b, space);
-    case PAIR8: return multiply_tiles<PAIR8>(m, stacked, begin, end, b, space);
-    case Q8: return multiply_tiles<Q8>(m, stacked, begin, end, b, space);
-    case KEPT4: return multiply_tiles<KEPT4>(m, stacked, begin, end, b, space);
-    case KEPT7: return multiply_tiles<KEPT7>(m, stacked, begin, end, b, space);
-    case KEPT8: return multiply_tiles<KEPT8>(m, stacked, begin, end, b, space);
+    case PAIR6: return multiply_integers<PAIR6>(m, stacked, begin, end, b, space);
+    case PAIR7: return multiply_integers<PAIR7>(m, stacked, begin, end, b, space);
+    case PAIR8: return multiply_integers<PAIR8>(m, stacked, begin, end, b, space);
+    case Q8: return multiply_integers<Q8>(m, stacked, begin, end, b, space);
+    case KEPT4: return multiply_integers<KEPT4>(m, stacked, begin, end, b, space);
+    case KEPT7: return multiply_integers<KEPT7>(m, stacked, begin, end, b, space);
+    case KEPT8: return multiply_integers<KEPT8>(m, stacked, begin, end, b, space);
   }
 }
 

@@ -6,9 +6,9 @@
 namespace inferflow {
 namespace {
 
-constexpr int PANEL_OFFSET = 0;  // what is added to the weights of PAIR formats in a panel
-constexpr int MAX_BLOCK = 4;     // rows of a batch that one dot() takes
-constexpr bool has_gemv(int) { return false; }
+constexpr int PANEL_OFFSET = 0;      // what is added to the weights of PAIR formats in a panel
+constexpr int BLOCKS[] = {4, 2, 1};  // rows of a batch that one dot() takes
+constexpr bool HAS_GEMV = false;
 
 // 64 codes a step, two weights each.
 template <int FORMAT>
@@ -52,6 +52,10 @@ inline void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t 
       }
     }
 }
+
+// A kernel of its own for one row: none here.
+template <int FORMAT>
+inline void gemv(const Tile&, int64_t, int64_t, const uint8_t*, const Quantised&, const int8_t*, float*) {}
 
 }  // namespace
 }  // namespace inferflow

@@ -1,0 +1,275 @@
+// Tiles on x86: AVX2, AVX-512, AVX-512 with VBMI and VNNI, in one set of words (`Bytes`: 32 or 64 of them).
+//
+// A panel is a decoded tile, [groups, group / 4 steps, 64] bytes. vpmaddubsw multiplies unsigned by signed bytes and adds pairs in 16
+// bits, saturating; two products fit when the unsigned side is at most 128 (128 · 127 · 2 = 32512). So PAIR weights (at most ±63)
+// are stored with 64 added, which the group's sum takes off again; KEPT4 and KEPT7 are unsigned as they are; Q8 and KEPT8 multiply
+// |w| by ±a. vpdpbusd has no such limit: there int8 weights get 128 added.
+//
+// One row of activations (gemv) skips the panel. |x| and |y| come from tables in registers, and the signs go to the activations: ±a
+// chosen by the sign planes, whose bit of the step at hand is brought to bit 7 by doubling. 4 · 63 · 127 = 32004 fits 16 bits, so
+// x and y are added before they are widened.
+#pragma once
+#include "matmul_common.h"
+
+namespace inferflow {
+namespace {
+
+constexpr int PANEL_OFFSET = 64;
+
+#if defined(__AVX512F__)
+typedef __m512i Bytes;
+inline Bytes load_b(const void* p) { return _mm512_loadu_si512(p); }
+inline void store_b(void* p, Bytes v) { _mm512_storeu_si512(p, v); }
+inline Bytes all8(int x) { return _mm512_set1_epi8((char)x); }
+inline Bytes all16(int x) { return _mm512_set1_epi16((short)x); }
+inline Bytes all32(int x) { return _mm512_set1_epi32(x); }
+inline Bytes add8(Bytes a, Bytes b) { return _mm512_add_epi8(a, b); }
+inline Bytes add16(Bytes a, Bytes b) { return _mm512_add_epi16(a, b); }
+inline Bytes add32(Bytes a, Bytes b) { return _mm512_add_epi32(a, b); }
+inline Bytes and_b(Bytes a, Bytes b) { return _mm512_and_si512(a, b); }
+inline Bytes shift4(Bytes a) { return _mm512_srli_epi16(a, 4); }
+inline Bytes pairs16(Bytes u, Bytes s) { return _mm512_maddubs_epi16(u, s); }
+inline Bytes pairs32(Bytes a) { return _mm512_madd_epi16(a, all16(1)); }
+inline Bytes abs8(Bytes a) { return _mm512_abs_epi8(a); }
+inline Bytes select(Bytes a, Bytes b, Bytes bit7) { return _mm512_mask_blend_epi8(_mm512_movepi8_mask(bit7), a, b); }
+inline Bytes negate_where(Bytes a, Bytes bit7) { return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(bit7), _mm512_setzero_si512(), a); }
+inline Bytes table16(const uint8_t* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
+inline Bytes look16(Bytes table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
+constexpr int BLOCKS[] = {12, 4, 1};
+#else
+typedef __m256i Bytes;
+inline Bytes load_b(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
+inline void store_b(void* p, Bytes v) { _mm256_storeu_si256((__m256i*)p, v); }
+inline Bytes all8(int x) { return _mm256_set1_epi8((char)x); }
+inline Bytes all16(int x) { return _mm256_set1_epi16((short)x); }
+inline Bytes all32(int x) { return _mm256_set1_epi32(x); }
+inline Bytes add8(Bytes a, Bytes b) { return _mm256_add_epi8(a, b); }
+inline Bytes add16(Bytes a, Bytes b) { return _mm256_add_epi16(a, b); }
+inline Bytes add32(Bytes a, Bytes b) { return _mm256_add_epi32(a, b); }
+inline Bytes and_b(Bytes a, Bytes b) { return _mm256_and_si256(a, b); }
+inline Bytes shift4(Bytes a) { return _mm256_srli_epi16(a, 4); }
+inline Bytes pairs16(Bytes u, Bytes s) { return _mm256_maddubs_epi16(u, s); }
+inline Bytes pairs32(Bytes a) { return _mm256_madd_epi16(a, all16(1)); }
+inline Bytes abs8(Bytes a) { return _mm256_abs_epi8(a); }
+// Written out because GCC turns the intrinsic, where two of them share a mask, into a comparison and two blends.
+inline Bytes select(Bytes a, Bytes b, Bytes bit7) {
+  Bytes r;
+  asm("vpblendvb %3, %2, %1, %0" : "=x"(r) : "x"(a), "x"(b), "x"(bit7));
+  return r;
+}
+inline Bytes negate_where(Bytes a, Bytes bit7) { return _mm256_sign_epi8(a, _mm256_or_si256(bit7, all8(1))); }
+inline Bytes table16(const uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
+inline Bytes look16(Bytes table, Bytes index) { return _mm256_shuffle_epi8(table, index); }
+constexpr int BLOCKS[] = {3, 2, 1};
+#endif
+
+constexpr int WIDTH = sizeof(Bytes);   // bytes: 4 columns of LANES rows
+constexpr int PARTS = 64 / WIDTH;      // vectors in a step
+static_assert(WIDTH == LANES * 4, "a lane of a sum is a row");
+
+inline Bytes four(const int8_t* a) {  // 4 activations, for every row
+  int32_t x;
+  memcpy(&x, a, 4);
+  return all32(x);
+}
+inline vi lanes(Bytes sums) { return (vi)sums; }
+
+// acc + Σ of 4 products a lane.
+inline Bytes multiply_add(Bytes acc, Bytes u, Bytes s) {
+#if defined(__AVX512VNNI__)
+  return _mm512_dpbusd_epi32(acc, u, s);
+#else
+  return add32(acc, pairs32(pairs16(u, s)));
+#endif
+}
+
+// A codebook's coordinate in registers: 16 · 2^(P−2) magnitudes.
+template <int P>
+struct Codebook {
+#if defined(__AVX512VBMI__)
+  Bytes table;
+  explicit Codebook(const uint8_t* p) {
+    uint8_t all[64] = {};
+    memcpy(all, p, 16 << (P - 2));
+    table = load_b(all);
+  }
+  // The entries of index + 16 · (bit 7 of high) + 32 · (bit 7 of top).
+  Bytes look(Bytes index, Bytes high, Bytes top) const {
+    if constexpr (P > 2) index = _mm512_mask_add_epi8(index, _mm512_movepi8_mask(high), index, all8(16));
+    if constexpr (P > 3) index = _mm512_mask_add_epi8(index, _mm512_movepi8_mask(top), index, all8(32));
+    return _mm512_permutexvar_epi8(index, table);
+  }
+#else
+  Bytes tables[1 << (P - 2)];
+  explicit Codebook(const uint8_t* p) {
+    for (int n = 0; n < 1 << (P - 2); n++) tables[n] = table16(p + 16 * n);
+  }
+  Bytes look(Bytes index, Bytes high, Bytes top) const {
+    const Bytes a = look16(tables[0], index);
+    if constexpr (P == 2) return a;
+    else {
+      const Bytes b = select(a, look16(tables[1], index), high);
+      if constexpr (P == 3) return b;
+      else return select(b, select(look16(tables[2], index), look16(tables[3], index), high), top);
+    }
+  }
+#endif
+};
+
+// The planes of one vector of codes. step() calls f(step, |x|, |y|, planes of the signs) for steps 7 … 0.
+template <int P>
+struct Pairs {
+  Codebook<P> x, y;
+  explicit Pairs(const uint8_t* codebook) : x(codebook), y(codebook + (16 << (P - 2))) {}
+
+  template <class F>
+  inline __attribute__((always_inline)) void walk(const uint8_t* codes, F f) const {
+    const Bytes low = all8(15);
+    Bytes sign_x = load_b(codes + 256), sign_y = load_b(codes + 320);
+    Bytes high = P > 2 ? load_b(codes + 384) : sign_x, top = P > 3 ? load_b(codes + 448) : sign_x;
+#pragma GCC unroll 4
+    for (int two = 3; two >= 0; two--) {
+      const Bytes both = load_b(codes + 64 * two);
+#pragma GCC unroll 2
+      for (int odd = 1; odd >= 0; odd--) {
+        const Bytes index = and_b(odd ? shift4(both) : both, low);
+        f(2 * two + odd, x.look(index, high, top), y.look(index, high, top), sign_x, sign_y);
+        sign_x = add8(sign_x, sign_x);
+        sign_y = add8(sign_y, sign_y);
+        if (P > 2) high = add8(high, high);
+        if (P > 3) top = add8(top, top);
+      }
+    }
+  }
+};
+
+// One group to its panel.
+template <int FORMAT>
+inline void decode_group(const uint8_t* codes, int64_t group, const uint8_t* codebook, uint8_t* panel) {
+  if constexpr (FORMAT == KEPT4) {
+    for (int64_t n = 0; n < group * 8; n += WIDTH) {
+      const Bytes both = load_b(codes + n);
+      uint8_t* at = panel + n / 64 * 128 + n % 64;
+      store_b(at, and_b(both, all8(15)));
+      store_b(at + 64, and_b(shift4(both), all8(15)));
+    }
+  } else {
+    const Pairs<planes(FORMAT)> pairs(codebook);
+    for (int part = 0; part < PARTS; part++) {
+      uint8_t* at = panel + part * WIDTH;
+      pairs.walk(codes + part * WIDTH, [at](int step, Bytes x, Bytes y, Bytes sign_x, Bytes sign_y) {
+        store_b(at + step * 128, add8(negate_where(x, sign_x), all8(PANEL_OFFSET)));
+        store_b(at + step * 128 + 64, add8(negate_where(y, sign_y), all8(PANEL_OFFSET)));
+      });
+    }
+  }
+}
+
+#if defined(__AVX512VNNI__)
+constexpr bool VNNI = true;
+#else
+constexpr bool VNNI = false;
+#endif
+// What the panel's bytes are too large by.
+constexpr int offset_of(int format) { return is_pair(format) ? PANEL_OFFSET : VNNI && is_signed(format) ? 128 : 0; }
+
+// acc[t][part] += the products of one group.
+template <int FORMAT, int T>
+inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], const uint8_t* panel, const int8_t* const* a, int64_t steps) {
+  constexpr bool SMALL = FORMAT == KEPT4 && !VNNI;  // 8 steps · 2 · 15 · 127 = 30480 fit 16 bits
+  for (int64_t first = 0; first < steps; first += SMALL ? 8 : steps) {
+    const int64_t last = SMALL && first + 8 < steps ? first + 8 : steps;
+    Bytes half[T][PARTS] = {};
+#pragma GCC unroll 2
+    for (int64_t s = first; s < last; s++) {
+      Bytes w[PARTS], u[PARTS];
+      for (int r = 0; r < PARTS; r++) {
+        w[r] = load_b(panel + s * 64 + r * WIDTH);
+        u[r] = !is_signed(FORMAT) ? w[r] : VNNI ? add8(w[r], all8(-128)) : abs8(w[r]);
+      }
+      for (int t = 0; t < T; t++) {
+        const Bytes x = four(a[t] + 4 * s);
+        for (int r = 0; r < PARTS; r++)
+          if constexpr (SMALL) half[t][r] = add16(half[t][r], pairs16(u[r], x));
+          else acc[t][r] = multiply_add(acc[t][r], u[r], is_signed(FORMAT) && !VNNI ? negate_where(x, w[r]) : x);
+      }
+    }
+    if constexpr (SMALL)
+      for (int t = 0; t < T; t++)
+        for (int r = 0; r < PARTS; r++) acc[t][r] = add32(acc[t][r], pairs32(half[t][r]));
+  }
+}
+
+// f [T][16] = one tile times T quantised rows.
+template <int FORMAT, int T>
+inline void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t group, const Quantised* a, float* f) {
+  vf y[T][PARTS] = {};
+  for (int64_t g = 0; g < groups; g++, panel += group * TILE) {
+    Bytes acc[T][PARTS];
+    const int8_t* values[T];
+    for (int t = 0; t < T; t++) {
+      values[t] = a[t].values + g * group;
+      for (int r = 0; r < PARTS; r++) acc[t][r] = all32(offset_of(FORMAT) ? -offset_of(FORMAT) * a[t].sums[g] : 0);
+    }
+    dot_group<FORMAT, T>(acc, panel, values, group / 4);
+    for (int t = 0; t < T; t++)
+      for (int r = 0; r < PARTS; r++)
+        y[t][r] = add_group<FORMAT>(y[t][r], lanes(acc[t][r]), tile, g, r * LANES, a[t].scales[g], a[t].sums[g]);
+  }
+  for (int t = 0; t < T; t++)
+    for (int r = 0; r < PARTS; r++) store(f + t * TILE + r * LANES, y[t][r]);
+}
+
+// The same for one row, straight from the codes. negated: −a.
+template <int P>
+inline __attribute__((always_inline)) Bytes gemv_group(const Pairs<P>& pairs, const uint8_t* codes, const int8_t* a, const int8_t* negated) {
+  Bytes acc = {};
+  pairs.walk(codes, [&](int step, Bytes x, Bytes y, Bytes sign_x, Bytes sign_y) {
+    const Bytes ax = select(four(a + 8 * step), four(negated + 8 * step), sign_x);
+    const Bytes ay = select(four(a + 8 * step + 4), four(negated + 8 * step + 4), sign_y);
+#if defined(__AVX512VNNI__)
+    acc = multiply_add(multiply_add(acc, x, ax), y, ay);
+#else
+    acc = add32(acc, pairs32(add16(pairs16(x, ax), pairs16(y, ay))));
+#endif
+  });
+  return acc;
+}
+inline Bytes gemv_group_kept4(const uint8_t* codes, int64_t group, const int8_t* a) {
+  Bytes acc = {};
+  for (int64_t first = 0; first < group; first += 32) {
+    Bytes half = {};
+    for (int64_t c = first; c < group && c < first + 32; c += 8) {
+      const Bytes both = load_b(codes + c * 8);
+      half = add16(half, pairs16(and_b(both, all8(15)), four(a + c)));
+      half = add16(half, pairs16(and_b(shift4(both), all8(15)), four(a + c + 4)));
+    }
+    acc = add32(acc, pairs32(half));
+  }
+  return acc;
+}
+
+template <int FORMAT>
+inline void gemv(const Tile& tile, int64_t groups, int64_t group, const uint8_t* codebook, const Quantised& a, const int8_t* negated, float* f) {
+  constexpr int64_t AHEAD = 2048;  // bytes
+  const int64_t bytes = group_bytes(FORMAT, group);
+  const Pairs<is_pair(FORMAT) ? planes(FORMAT) : 2> pairs(codebook);
+  vf y[PARTS] = {};
+  for (int64_t g = 0; g < groups; g++) {
+    const uint8_t* codes = tile.codes + g * bytes;
+    for (int64_t n = 0; n < bytes; n += 64) _mm_prefetch((const char*)codes + n + AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 2
+    for (int r = 0; r < PARTS; r++) {
+      asm volatile("" ::: "memory");  // load the activations again rather than spill them
+      Bytes sums;
+      if constexpr (is_pair(FORMAT)) sums = gemv_group(pairs, codes + r * WIDTH, a.values + g * 64, negated + g * 64);
+      else sums = gemv_group_kept4(codes + r * WIDTH, group, a.values + g * group);
+      y[r] = add_group<FORMAT>(y[r], lanes(sums), tile, g, r * LANES, a.scales[g], a.sums[g]);
+    }
+  }
+  for (int r = 0; r < PARTS; r++) store(f + r * LANES, y[r]);
+}
+constexpr bool HAS_GEMV = true;
+
+}  // namespace
+}  // namespace inferflow
