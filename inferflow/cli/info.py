@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -23,7 +24,7 @@ __all__ = ["info"]
 def info(
     path: str | None, model: str | None, spec_name: str | None, offline: bool, tensors: bool, as_json: bool
 ) -> None:
-    """Say what MODEL is."""
+    """Say what MODEL is: its spec, sizes and tensors, and what would run it here."""
     from inferflow.runtime.model import load_model
     from inferflow.text import load_tokenizer
 
@@ -39,7 +40,7 @@ def info(
     }  # fmt: skip
     if tensors:
         report["tensors"] = [
-            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "bytes": t.nbytes}
+            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "bytes": t.nbytes, "bits_per_weight": bits(t)}
             for t in loaded.source.tensors.values()
         ]
     loaded.source.close()
@@ -60,8 +61,24 @@ def describe(loaded: Any) -> dict[str, Any]:
         "parameters": loaded.parameters, "bytes": size, "bits_per_weight": round(8 * size / loaded.parameters, 2),
         "bytes_by_type": dict(stored.most_common()), "layers": loaded.graph.layers, "vocab": loaded.graph.vocab,
         "context": loaded.config.get("max_position_embeddings"), "flops_per_token": cost["flops"],
-        "weights_per_token": cost["weights"], "kv_elements_per_token": cost["kv"], "warnings": loaded.weights.warnings,
+        "weights_per_token": cost["weights"], "kv_elements_per_token": cost["kv"], "engine": engine(),
+        "warnings": loaded.weights.warnings,
     }  # fmt: skip
+
+
+def engine() -> dict[str, Any]:
+    """What runs models here, unless told otherwise: its ``name``; of the native engine also ``isa`` and ``threads``."""
+    from inferflow.kernels import native
+
+    if not native.available():
+        return {"name": "reference (NumPy)"}
+    return {"name": "native", "isa": native.isa_name(), "threads": native.default_threads()}
+
+
+def bits(tensor: Any) -> float | None:
+    """Bits per weight of a stored tensor; None for one without elements."""
+    elements = math.prod(tensor.shape)
+    return round(8 * tensor.nbytes / elements, 2) if elements else None
 
 
 def table(report: dict[str, Any]) -> str:
@@ -69,7 +86,7 @@ def table(report: dict[str, Any]) -> str:
     lines = []
     for key, value in report.items():
         if key == "tensors":
-            lines += [f"  {t['dtype']:<8} {t['bytes']:>12,}  {one_line(t['name'])} {t['shape']}" for t in value]
+            lines += [tensor_line(**tensor) for tensor in value]
         elif key == "warnings":
             lines += [f"warning               {one_line(text)}" for text in value]
         elif isinstance(value, dict):
@@ -81,3 +98,8 @@ def table(report: dict[str, Any]) -> str:
             shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
             lines.append(f"{key:<21} {shown}")
     return "\n".join(lines)
+
+
+def tensor_line(name: str, shape: list[int], dtype: str, bytes: int, bits_per_weight: float | None) -> str:
+    """One tensor for people."""
+    return f"  {dtype:<8} {bits_per_weight or 0:6.2f} bits {bytes:>14,} bytes  {one_line(name)} {shape}"

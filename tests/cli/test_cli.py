@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from inferflow.cli.main import main
+from inferflow.kernels import native
 from inferflow.spec.library import list_specs
 from tests.tiny import CONFIG, tensors, write
 
@@ -110,6 +111,14 @@ def test_info(run: Run, tiny: Path, smollm2_path: Path) -> None:
     assert report["parameters"] == 134515008
     assert len(report["tensors"]) == 272
     assert report["tokenizer"]["eos"]
+    assert report["engine"]["name"] == ("native" if native.available() else "reference (NumPy)")
+    assert not native.available() or (report["engine"]["isa"], report["engine"]["threads"]) == (
+        native.isa_name(),
+        native.default_threads(),
+    )
+    by_tensor = {t["name"]: t["bits_per_weight"] for t in report["tensors"]}
+    assert (by_tensor["blk.0.attn_q.weight"], by_tensor["output_norm.weight"]) == (5, 32)
+    assert sum(t["bytes"] for t in report["tensors"]) == report["bytes"]
     people = run("info", "-m", str(tiny)).out
     assert "safetensors" in people
     assert str(sum(w.size for w in tensors().values())) in people.replace(",", "")
@@ -210,7 +219,7 @@ def test_a_closed_pipe_is_no_error(smollm2_path: Path) -> None:
 
 def test_help_is_quick_and_complete(run: Run) -> None:
     text = run("--help").out
-    for command in ("generate", "info", "pull", "spec"):
+    for command in ("bench", "generate", "info", "perplexity", "pull", "spec"):
         assert command in text
         assert "Usage" in run(command, "--help").out
 
