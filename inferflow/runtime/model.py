@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import ArgumentError, CheckpointError
 from ..graph.build import build_graph
 from ..graph.graph import Graph
 from ..spec.library import Spec, find_spec, for_gguf, load_spec
 from ..weights.choice import Choice, parse_choice
 from ..weights.loader import Weights, plan_weights
 from ..weights.open import open_source
+from ..weights.quantised import QuantisedSource
 from ..weights.source import Source
 
 __all__ = ["Model", "Quant", "load_model"]
@@ -55,7 +56,10 @@ def context_length(model: Model) -> tuple[int | None, int | None]:
 
 def choose_spec(source: Source, spec: str | Path | None, config: Mapping[str, Any]) -> tuple[Spec, Mapping[str, Any]]:
     """(the spec as it applies to this kind of file, the part of the config it reads)."""
-    chosen = find_spec(config) if spec is None else load_spec(spec)
+    if spec is None and isinstance(source, QuantisedSource):
+        chosen = replace(load_spec(source.spec_path), name=source.spec_name)
+    else:
+        chosen = find_spec(config) if spec is None else load_spec(spec)
     root = chosen.value("match", "root")
     if isinstance(root, str) and isinstance(config.get(root), Mapping):
         config = {**config, **config[root]}
@@ -76,5 +80,8 @@ def load_model(
     if not source.tensors:
         raise CheckpointError("it has no tensors", where=str(path), fix="download it again")
     chosen, config = choose_spec(source, spec, config)
+    if isinstance(source, QuantisedSource) and not choice.keeps_all:
+        fix = "quantise the original model instead"
+        raise ArgumentError(f"{path} is quantised already", where="quant", fix=fix)
     graph = build_graph(chosen, config, source.tensors).graph
     return Model(source, config, chosen, graph, plan_weights(graph, chosen, config, source, choice))

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from quant.formats import ALIASES, FORMATS, GROUP, TILE
+
 from ..errors import ArgumentError, SpecError, did_you_mean, one_line
 from ..graph.graph import Graph, Node, Weight
 from ..spec.document import parse_toml
@@ -25,9 +27,6 @@ from ..spec.library import plain
 
 __all__ = ["KEEP", "Choice", "Fallback", "assign", "is_low_bit", "matrices", "parse_choice"]
 
-TILE, GROUP = 16, 64
-ALIASES = {"q3h": "q3.5"}
-FORMATS = ("q3", "q3.5", "q4", "q8", "f16", "bf16", "f32")
 KEEP = "keep"  # the format that says: as the file has it
 SMALLEST = 4096  # elements; below it scales and padding eat up what the codes save
 MAX_RULES = 1000
@@ -80,7 +79,7 @@ class Fallback:
 
 def is_low_bit(format_: str) -> bool:
     """Whether `quant` packs it."""
-    return format_ in FORMATS[:4]
+    return format_ in FORMATS and FORMATS[format_].kind != "float"
 
 
 # ------------------------------------------------------------------------------------------------ reading a choice

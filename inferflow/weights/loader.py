@@ -25,6 +25,7 @@ from .advice import Advisor, MissingTensorError, role_keys, users
 from .choice import KEEP, Choice, assign
 from .gguf_keep import KEPT
 from .problems import Failed, combined, told_once
+from .quantised import QuantisedSource
 from .reader import Plan, Weights
 from .source import Source, TensorInfo
 from .transform import Transform, map_values, parse_axes
@@ -122,6 +123,8 @@ class _Planner:
 
     def plan(self, weight: Weight) -> Plan:
         """The plan of one weight, its shape proved."""
+        if isinstance(self.source, QuantisedSource):
+            return self.by_key(weight, self.source)
         tried: list[str] = []
         scope = self.scope.at(weight.layer if weight.layer >= 0 else None)
         place = weight.where
@@ -133,6 +136,14 @@ class _Planner:
         if self.gguf and (fused := self.fused(weight)) is not None:
             return self.checked(fused, place)
         raise self.missing(weight, tried, place)
+
+    def by_key(self, weight: Weight, source: QuantisedSource) -> Plan:
+        """Of a quantised directory, whose tensors are the graph's weights."""
+        name = source.aliases.get(weight.key, weight.key)
+        if name not in source.tensors:
+            fix = f"{source.spec_path.name} and the weights are not of one model: quantise it again"
+            raise CheckpointError(f"'{weight.key}' has no tensor in {source.path}", where=str(source.path), fix=fix)
+        return self.checked(Plan(weight, (name,), False, None), weight.where)
 
     def missing(self, weight: Weight, tried: list[str], place: Where) -> MissingTensorError:
         transform, count = self.last if tried else (None, 0)

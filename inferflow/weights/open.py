@@ -12,6 +12,7 @@ from inferflow.weights.config import load_config
 from inferflow.weights.files import AGAIN, corrupt, identify
 from inferflow.weights.gguf import GGUFSource
 from inferflow.weights.l2c import L2CSource
+from inferflow.weights.quantised import QuantisedSource, is_quantised
 from inferflow.weights.safetensors import SafetensorsSource
 from inferflow.weights.shards import missing_shards, read_index, shard_set
 from inferflow.weights.source import Source
@@ -80,7 +81,10 @@ def _open_safetensors_file(path: Path) -> Source:
     split = shard_set(path)
     if split is not None and len(split[0]) > 1:
         return _open_split(directory, split[0], path)
-    return SafetensorsSource(directory, [path.name], load_config(directory), path=path)
+    config = load_config(directory)
+    if is_quantised(config):
+        return QuantisedSource(directory, path.name, config, path)
+    return SafetensorsSource(directory, [path.name], config, path=path)
 
 
 def _open_split(directory: Path, paths: list[Path], path: Path) -> Source:

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedError
+from ..errors import CheckpointError, UnsupportedError
 from ..graph.graph import Weight
 from ..graph.scope import ModelScope
 from .choice import KEEP, Fallback, is_low_bit
 from .gguf_keep import KEPT, keep_blocks
 from .gguf_types import TYPES
+from .quantised import QuantisedSource
 from .source import Source
 from .stored import FLOATS, Stored, from_float, narrowest, quantised
 from .transform import Transform, map_values
@@ -68,13 +69,20 @@ class Weights:
         format_ = self.formats[key]
         ident = (*self.ident(key), format_)
         if ident not in self._stored:
-            plan = self.plans[key]
-            if format_ == KEEP:
-                self._stored[ident] = self._keep(plan)
-            else:
-                array = self._read(plan)
-                self._stored[ident] = quantised(array, format_) if is_low_bit(format_) else from_float(array, format_)
+            self._stored[ident] = self.make(key)
         return self._stored[ident]
+
+    def make(self, key: str) -> Stored:
+        """As `stored`, made anew and not held here."""
+        plan, format_ = self.plans[key], self.formats[key]
+        if format_ == KEEP:
+            return self._keep(plan)
+        if not is_low_bit(format_):
+            return from_float(self._read(plan), format_)
+        try:
+            return quantised(self._read(plan), format_)
+        except ValueError as error:
+            raise CheckpointError(str(error), where=key, fix="it cannot be quantised: check the file") from None
 
     def ident(self, key: str) -> tuple[Any, ...]:
         """The same for two weights that are one tensor, read alike."""
@@ -108,6 +116,8 @@ class Weights:
 
     def _keep(self, plan: Plan) -> Stored:
         """The matrix with nothing lost: as it is in the file where the layout allows, else in the narrowest exact float."""
+        if isinstance(self.source, QuantisedSource) and plan.names[0] in self.source.packed:
+            return self.source.stored(plan.names[0])
         kinds = {self.source.tensors[name].dtype for name in plan.names}
         kind = kinds.pop()
         if not kinds and (plan.transform is None or plan.transform.value is None):

@@ -32,9 +32,9 @@ class Source(Protocol):
     """An opened checkpoint."""
 
     path: Path
-    format: str  # "safetensors" | "gguf" | "torch" | "l2c"
+    format: str  # "safetensors" | "gguf" | "torch" | "l2c" | "inferflow" (a quantised directory)
     config: Mapping[str, Any]  # the model's config, in the names of a Hugging Face config.json
-    metadata: Mapping[str, Any]  # the raw GGUF key-values (arrays included); empty for other formats
+    metadata: Mapping[str, Any]  # the raw GGUF key-values (arrays included); empty where there are none
     tensors: Mapping[str, TensorInfo]
 
     def raw(self, name: str) -> np.ndarray:

@@ -6,22 +6,24 @@ for, in float32 and the original basis, is `Stored.widen`: the reference engine 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from quant import Packed, dequantise, quantise
+from quant.formats import FORMATS, GROUP
+
 from .tiles import TILE, unpack_tiles
 
-if TYPE_CHECKING:
-    from quant import Packed
+__all__ = ["FLOATS", "Stored", "from_float", "from_packed", "narrowest", "quantised", "rotation_of"]
 
-__all__ = ["FLOATS", "Stored", "from_float", "from_packed", "narrowest", "quantised"]
+ROTATION = 64  # wide enough to spread outliers; cheap
 
-GROUP = 64  # columns that share a scale in `quant`'s formats
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
@@ -121,18 +123,21 @@ def from_packed(packed: Packed) -> Stored:
     )
 
 
-def quantised(array: Floats, format_: str) -> Stored:
-    """`array` in one of `quant`'s formats, uncalibrated."""
-    from quant import quantise
+def rotation_of(format_: str, cols: int, asked: int = ROTATION) -> int:
+    """The width of the Hadamard blocks for a matrix of `cols` columns: the largest power of two up to `asked` (itself one, or
+    0 for none) that divides the padded columns. Only pair codes gain by a rotation."""
+    return math.gcd(asked, -(-cols // GROUP) * GROUP) if asked and FORMATS[format_].kind == "pair" else 0
 
-    return from_packed(quantise(array, format_))
+
+def quantised(array: Floats, format_: str) -> Stored:
+    """`array` in one of `quant`'s formats, uncalibrated. ValueError for numbers that are not finite."""
+    return from_packed(quantise(array, format_, rotation=rotation_of(format_, array.shape[-1])))
 
 
 def _dequantise(stored: Stored) -> Floats:
-    from quant import Packed, dequantise
-
     assert stored.scales is not None
     assert stored.row_scales is not None
     rows, cols = stored.shape[-2:]
-    packed = Packed(stored.format, rows, cols, stored.rotation, stored.codes, stored.scales, stored.row_scales)
-    return dequantise(packed)
+    return dequantise(
+        Packed(stored.format, rows, cols, stored.rotation, stored.codes, stored.scales, stored.row_scales)
+    )
