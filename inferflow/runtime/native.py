@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedError
+from ..errors import ArgumentError, UnsupportedError, did_you_mean
 from ..graph.graph import Graph, Node
 from ..graph.primitives import PRIMITIVES
 from ..kernels import native
 from .batch import StepBatch
 from .program import Parameters, Program, compile_program
 
-__all__ = ["BLOCK_SIZE", "KV_TYPES", "NativeCache", "NativeExecutor"]
+__all__ = ["BLOCK_SIZE", "KV_TYPES", "NativeCache", "NativeExecutor", "cache_type"]
 
 BLOCK_SIZE = 32  # positions; a multiple of 16, which the kernels need
 KV_TYPES = native.CACHE_TYPES
@@ -84,6 +84,17 @@ class NativeCache:
         for block in blocks[:1]:
             if block in self.slots:
                 self.free.append(self.slots.pop(block))
+
+
+def cache_type(asked: str, graph: Graph, weights: Parameters) -> str:
+    """The type of the cache; ``auto`` is float32 where a matrix is float32, so that nothing is rounded, else float16."""
+    if asked == "auto":
+        matrices = {w.key for node in graph.nodes if node.op == "linear" for w in node.weights if w.slot == "weight"}
+        return "f32" if any(weights.stored(key).format == "f32" for key in matrices) else "f16"
+    if asked not in KV_TYPES:
+        fix = did_you_mean(asked, KV_TYPES) or f"use auto or one of {', '.join(KV_TYPES)}"
+        raise ArgumentError(f"there is no cache type '{asked}'", where="kv", fix=fix)
+    return asked
 
 
 class NativeExecutor:
