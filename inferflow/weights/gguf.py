@@ -14,7 +14,7 @@ import numpy as np
 
 from inferflow.weights.files import Bytes, corrupt, map_file
 from inferflow.weights.gguf_config import CONSUMED, config_from_gguf
-from inferflow.weights.gguf_header import Header, TensorEntry, parse_header
+from inferflow.weights.gguf_header import Header, TensorEntry, metadata_only, parse_header
 from inferflow.weights.gguf_types import dequantize
 from inferflow.weights.shards import missing_shards, shard_set
 from inferflow.weights.source import TensorInfo
@@ -37,8 +37,8 @@ class GGUFSource:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._entries: dict[str, tuple[Bytes, TensorEntry]] = {}
-        first, count = self._open_all(path)
-        self.metadata: Mapping[str, Any] = first.metadata
+        self._first, count = self._open_all(path)
+        self.metadata: Mapping[str, Any] = self._first[1].metadata
         if not self._entries:
             raise corrupt(path, "holds no tensors (a vocabulary only?)", "give the file with the model's weights")
         kind = self.metadata.get("general.type", "model")
@@ -51,13 +51,13 @@ class GGUFSource:
         self.config: Mapping[str, Any] = config_from_gguf(self.metadata, listed, self.read, str(path))
         self.tensors: Mapping[str, TensorInfo] = {k: v for k, v in listed.items() if k not in CONSUMED}
 
-    def _open_all(self, path: Path) -> tuple[Header, int]:
-        """Map and check every shard; the first one's header (it has the metadata) and the number of shards."""
+    def _open_all(self, path: Path) -> tuple[tuple[Bytes, Header], int]:
+        """Map and check every shard; the first one and its header (it has the metadata), and the number of shards."""
         header = self._parsed(path)
         count = header[1].metadata.get("split.count", 1)
         if type(count) is not int or count <= 1:
             self._add(path, *header)
-            return header[1], 1
+            return header, 1
         split = shard_set(path)
         if split is None or len(split[0]) != count:
             name = f"{path.stem[:80]}-00001-of-{count:05d}.gguf"
@@ -71,7 +71,7 @@ class GGUFSource:
                     shard, f"is not shard {i + 1} of {count} by its own header", f"download {shard.name} again"
                 )
             self._add(shard, data, head)
-        return parsed[0][1], count
+        return parsed[0], count
 
     @staticmethod
     def _parsed(path: Path) -> tuple[Bytes, Header]:
@@ -94,9 +94,13 @@ class GGUFSource:
         data, entry = self._entries[name]
         return dequantize(data[entry.begin : entry.begin + entry.nbytes], entry.kind, entry.shape)
 
+    def vocabulary(self) -> bytes:
+        """A GGUF file of this one's metadata alone (of the first shard), its tokenizer among it."""
+        return metadata_only(*self._first)
+
     def close(self) -> None:
         """Let go of the mapped files; views handed out keep theirs."""
-        self._entries = {}
+        self._entries, self._first = {}, (np.zeros(0, np.uint8), self._first[1])
 
 
 def _info(entry: TensorEntry) -> TensorInfo:

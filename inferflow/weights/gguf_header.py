@@ -18,7 +18,7 @@ import numpy as np
 from inferflow.weights.files import AGAIN, Bytes, corrupt
 from inferflow.weights.gguf_types import TYPES, BlockType
 
-__all__ = ["Header", "StringArray", "TensorEntry", "parse_header"]
+__all__ = ["Header", "StringArray", "TensorEntry", "metadata_only", "parse_header"]
 
 _MAX_NAME = 65535
 _MAX_DIMS = 4
@@ -47,11 +47,13 @@ class TensorEntry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """`metadata` values are int, float, bool, str, a read-only NumPy array, a StringArray, or a tuple of these."""
+    """`metadata` values are int, float, bool, str, a read-only NumPy array, a StringArray, or a tuple of these; `keys` are
+    the bytes of the file that they stand in: [begin, end)."""
 
     version: int
     metadata: dict[str, Any]
     tensors: list[TensorEntry]
+    keys: tuple[int, int]
 
 
 class StringArray(Sequence[str]):
@@ -92,7 +94,9 @@ def parse_header(data: Bytes, where: Path) -> Header:
     n_tensors, n_keys = reader.u64(), reader.u64()
     reader.expect(n_keys, 14, "metadata entries")
     reader.expect(n_tensors, 25, "tensors")
+    begin = reader.at
     metadata = _read_metadata(reader, n_keys)
+    keys = begin, reader.at
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         reader.fail(f"general.alignment is {str(alignment)[:40]!r}, not a power of two")
@@ -100,7 +104,13 @@ def parse_header(data: Bytes, where: Path) -> Header:
     start = -(-reader.at // alignment) * alignment
     tensors = [entry._replace(begin=start + entry.begin) for entry in raw]
     _check_layout(tensors, start, alignment, reader)
-    return Header(version, metadata, tensors)
+    return Header(version, metadata, tensors, keys)
+
+
+def metadata_only(data: Bytes, header: Header) -> bytes:
+    """A GGUF file of the same metadata without tensors."""
+    begin, end = header.keys
+    return b"GGUF" + struct.pack("<IQQ", header.version, 0, len(header.metadata)) + data[begin:end].tobytes()
 
 
 class _Reader:

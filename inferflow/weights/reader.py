@@ -6,27 +6,30 @@ as engines take it, in the file's own precision or the format chosen for it. Bot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from ..errors import CheckpointError, UnsupportedError
+from ..errors import UnsupportedError
 from ..graph.graph import Weight
 from ..graph.scope import ModelScope
 from .choice import KEEP, Fallback, is_low_bit
 from .gguf_keep import KEPT, keep_blocks
-from .gguf_types import TYPES
+from .gguf_types import TYPES, dequantize
 from .quantised import QuantisedSource
 from .source import Source
-from .stored import FLOATS, Stored, from_float, narrowest, quantised
+from .stored import FLOATS, Stored, from_float, joined, narrowest, quantised
+from .tiles import TILE
 from .transform import Transform, map_values
 
 __all__ = ["Plan", "Weights"]
 
 _NATIVE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
-_BLOCKS = {kind.name: (kind.weights, kind.nbytes) for kind in TYPES.values()}
+_BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.served}
+SLAB = 1 << 25  # elements that are widened at a time when a matrix is quantised
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,43 @@ class Weights:
             return self._keep(plan)
         if not is_low_bit(format_):
             return from_float(self._read(plan), format_)
+        return joined([quantised(slab, format_) for slab in self.slabs(key)], plan.weight.sizes)
+
+    def slabs(self, key: str, elements: int = SLAB) -> Iterator[np.ndarray]:
+        """Matrix `key` as float32, some rows (whole tiles, of some `elements`) or one expert at a time, where the file lets
+        rows be read by themselves; else all of it, in pieces."""
+        plan = self.plans[key]
+        *lead, rows, cols = plan.weight.sizes
+        total = math.prod((*lead, rows))
+        step = rows if lead else max(TILE, elements // cols // TILE * TILE)
+        read = self._row_reader(plan)
+        if read is None:
+            whole = self._read(plan).reshape(total, cols)
+            read = lambda start, stop: whole[start:stop]  # noqa: E731
+        for start in range(0, total, step):
+            slab = read(start, min(start + step, total))
+            yield slab[None] if lead else slab
+
+    def _row_reader(self, plan: Plan) -> Callable[[int, int], np.ndarray] | None:
+        """A function that reads rows [start, stop) of a matrix, its experts taken as one tall matrix. None where the file or
+        the transform does not leave rows whole."""
+        info, made = self.source.tensors[plan.names[0]], plan.transform
+        kind = _BLOCKS.get(info.dtype)
+        order = None if made is None else made.rows(info.shape)
+        untouched = made is None or (made.value is None and (order is not None or not made.lhs))
+        if len(plan.names) > 1 or kind is None or not untouched or info.shape[-1:] != plan.weight.sizes[-1:]:
+            return None
         try:
-            return quantised(self._read(plan), format_)
-        except ValueError as error:
-            raise CheckpointError(str(error), where=key, fix="it cannot be quantised: check the file") from None
+            raw = self.source.raw(plan.names[0]).reshape(math.prod(info.shape[:-1]), -1)
+        except UnsupportedError:
+            return None
+
+        def read(start: int, stop: int) -> np.ndarray:
+            rows = raw[start:stop] if order is None else raw[order[start:stop]]
+            data = np.ascontiguousarray(rows).reshape(-1)
+            return dequantize(data, kind, (stop - start, info.shape[-1])).astype(np.float32, copy=False)
+
+        return read
 
     def ident(self, key: str) -> tuple[Any, ...]:
         """The same for two weights that are one tensor, read alike."""
@@ -148,7 +184,7 @@ class Weights:
                 return None
             raw = self.source.raw(name)
             matrices.extend(_take(raw.reshape(-1, raw.shape[-1]), order).reshape(-1, rows, raw.shape[-1]))
-        kept = [keep_blocks(matrix, kind, *_BLOCKS[kind]) for matrix in matrices]
+        kept = [keep_blocks(matrix, kind, _BLOCKS[kind].weights, _BLOCKS[kind].nbytes) for matrix in matrices]
 
         def joined(parts: list[Any]) -> np.ndarray:
             array = np.stack(parts) if len(parts) > 1 else parts[0]

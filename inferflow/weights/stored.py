@@ -18,9 +18,10 @@ import numpy.typing as npt
 from quant import Packed, dequantise, quantise
 from quant.formats import FORMATS, GROUP
 
+from ..errors import CheckpointError
 from .tiles import TILE, unpack_tiles
 
-__all__ = ["FLOATS", "Stored", "from_float", "from_packed", "narrowest", "quantised", "rotation_of"]
+__all__ = ["FLOATS", "Stored", "from_float", "from_packed", "joined", "narrowest", "quantised", "rotation_of"]
 
 ROTATION = 64  # wide enough to spread outliers; cheap
 
@@ -129,9 +130,26 @@ def rotation_of(format_: str, cols: int, asked: int = ROTATION) -> int:
     return math.gcd(asked, -(-cols // GROUP) * GROUP) if asked and FORMATS[format_].kind == "pair" else 0
 
 
-def quantised(array: Floats, format_: str) -> Stored:
-    """`array` in one of `quant`'s formats, uncalibrated. ValueError for numbers that are not finite."""
-    return from_packed(quantise(array, format_, rotation=rotation_of(format_, array.shape[-1])))
+def quantised(array: Floats, format_: str, rotation: int = ROTATION) -> Stored:
+    """`array` in one of `quant`'s formats, uncalibrated; `rotation` is at most how wide its Hadamard blocks are.
+    CheckpointError for numbers that are not finite."""
+    try:
+        return from_packed(quantise(array, format_, rotation=rotation_of(format_, array.shape[-1], rotation)))
+    except ValueError as error:
+        raise CheckpointError(str(error), where="quant", fix="the file is damaged: download it again") from None
+
+
+def joined(parts: list[Stored], shape: tuple[int, ...]) -> Stored:
+    """Matrices of whole tiles below one another, or experts behind one another, as one of `shape`."""
+    first = parts[0]
+
+    def together(arrays: list[Array | None]) -> Array | None:
+        there = [array for array in arrays if array is not None]
+        return np.concatenate(there) if len(there) > 1 else there[0] if there else None
+
+    codes, scales, rows = (together([getattr(p, name) for p in parts]) for name in ("codes", "scales", "row_scales"))
+    assert codes is not None
+    return Stored(first.format, shape, codes, first.group, first.rotation, scales, row_scales=rows)
 
 
 def _dequantise(stored: Stored) -> Floats:

@@ -18,7 +18,7 @@ from inferflow.weights.gguf_keep import KEPT, keep_blocks
 from inferflow.weights.open import open_source
 from inferflow.weights.reader import Plan, Weights
 from inferflow.weights.source import Source
-from inferflow.weights.stored import Stored
+from inferflow.weights.stored import Stored, quantised
 from inferflow.weights.tiles import pack_tiles, unpack_tiles
 from inferflow.weights.transform import Transform, parse_axes
 from tests.weights.test_gguf import written
@@ -134,3 +134,28 @@ def test_other_blocks_are_widened_exactly(kind: str, tmp_path: Path) -> None:
     stored = one_weight(source, (16, 256), ("w",), None).stored("w.weight")
     assert stored.format in ("bf16", "f16", "f32")
     np.testing.assert_array_equal(stored.widen(), quants.dequantize(raw, numbered))
+
+
+@pytest.mark.parametrize(
+    ("made", "sizes"),
+    [
+        (None, (96, 256)),
+        (transform("(h n hd) in -> (n h hd) in", h=3, n=2), (96, 256)),
+        (transform("(e out) in -> e out in", e=3), (3, 32, 256)),
+        (transform("out in -> in out"), (256, 96)),
+    ],
+)
+def test_a_matrix_can_be_read_in_slabs(made: Transform | None, sizes: tuple[int, ...], tmp_path: Path) -> None:
+    raw = random_blocks(GGMLQuantizationType.Q4_K, 96, 256)
+    source = open_source(written(tmp_path / "m.gguf", {"w": (raw, GGMLQuantizationType.Q4_K)}))
+    weights = one_weight(source, sizes, ("w",), made)
+    slabs = list(weights.slabs("w.weight", elements=48 * 256))
+    assert len(slabs) > 1
+    np.testing.assert_array_equal(np.concatenate(slabs), weights.array("w.weight"))
+    for format_ in ("q4", "q8"):
+        weights.formats = {"w.weight": format_}
+        stored = weights.make("w.weight")
+        assert stored.shape == stored.widen().shape == sizes
+        np.testing.assert_array_equal(
+            stored.widen(), quantised(weights._read(weights.plans["w.weight"]), format_).widen()
+        )
