@@ -69,18 +69,28 @@ inline vf add_group(vf f, vi sum, const Tile& tile, int64_t group, int row, floa
   return f;
 }
 
+// One vector of f to its outputs.
+template <class Load, class Store>
+inline void finish_lanes(vf y, const float* scales, const float* bias, const float* residual, float* out, Load get, Store put) {
+  if (scales) y *= get(scales);
+  if (bias) y += get(bias);
+  if (residual) y += get(residual);
+  put(out, y);
+}
+
 // f [16] of one row of the batch to its outputs.
 inline void finish(const Matrix& m, int64_t stacked, int64_t tile, const float* f, float* out, const float* residual) {
-  const int64_t first = tile * TILE, count = m.rows - first < TILE ? m.rows - first : TILE;
+  const int64_t first = tile * TILE, count = m.rows - first;
   const float* scales = m.row_scales ? m.row_scales + stacked * m.rows_stride + first : nullptr;
   const float* bias = m.bias ? m.bias + stacked * m.rows + first : nullptr;
-  for (int64_t n = 0; n < count; n += LANES) {
-    const int64_t have = count - n < LANES ? count - n : LANES;
-    vf y = load(f + n);
-    if (scales) y *= load_n(scales + n, have);
-    if (bias) y += load_n(bias + n, have);
-    if (residual) y += load_n(residual + first + n, have);
-    store_n(out + first + n, y, have);
+  auto shifted = [](const float* p, int64_t n) { return p ? p + n : nullptr; };
+  for (int64_t n = 0; n < TILE && n < count; n += LANES) {
+    const float *s = shifted(scales, n), *b = shifted(bias, n), *r = shifted(residual, first + n);
+    float* y = out + first + n;
+    const int64_t have = count - n;
+    if (have >= LANES) finish_lanes(load(f + n), s, b, r, y, load, store);
+    else
+      finish_lanes(load(f + n), s, b, r, y, [have](const float* p) { return load_n(p, have); }, [have](float* p, vf v) { store_n(p, v, have); });
   }
 }
 

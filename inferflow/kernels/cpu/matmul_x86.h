@@ -202,7 +202,8 @@ inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], con
 
 // f [T][16] = one tile times T quantised rows.
 template <int FORMAT, int T>
-inline void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t group, const Quantised* a, float* f) {
+inline void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t any_group, const Quantised* a, float* f) {
+  const int64_t group = is_kept(FORMAT) ? any_group : 64;
   vf y[T][PARTS] = {};
   for (int64_t g = 0; g < groups; g++, panel += group * TILE) {
     Bytes acc[T][PARTS];
@@ -231,6 +232,7 @@ inline __attribute__((always_inline)) Bytes gemv_group(const Pairs<P>& pairs, co
     acc = multiply_add(multiply_add(acc, x, ax), y, ay);
 #else
     acc = add32(acc, pairs32(add16(pairs16(x, ax), pairs16(y, ay))));
+    asm("" : "+x"(acc));  // one sum after the other: GCC would rather keep eight of them, in memory
 #endif
   });
   return acc;
@@ -250,9 +252,9 @@ inline Bytes gemv_group_kept4(const uint8_t* codes, int64_t group, const int8_t*
 }
 
 template <int FORMAT>
-inline void gemv(const Tile& tile, int64_t groups, int64_t group, const uint8_t* codebook, const Quantised& a, const int8_t* negated, float* f) {
+inline void gemv(const Tile& tile, int64_t groups, int64_t any_group, const uint8_t* codebook, const Quantised& a, const int8_t* negated, float* f) {
   constexpr int64_t AHEAD = 2048;  // bytes
-  const int64_t bytes = group_bytes(FORMAT, group);
+  const int64_t group = is_kept(FORMAT) ? any_group : 64, bytes = group_bytes(FORMAT, group);
   const Pairs<is_pair(FORMAT) ? planes(FORMAT) : 2> pairs(codebook);
   vf y[PARTS] = {};
   for (int64_t g = 0; g < groups; g++) {
