@@ -21,7 +21,7 @@ from .gguf_keep import KEPT, keep_blocks
 from .gguf_types import TYPES, dequantize
 from .quantised import QuantisedSource
 from .source import Source
-from .stored import FLOATS, Stored, from_float, joined, narrowest, quantised
+from .stored import FLOATS, ROTATION, Stored, from_float, joined, narrowest, quantised
 from .tiles import TILE
 from .transform import Transform, map_values
 
@@ -75,14 +75,18 @@ class Weights:
             self._stored[ident] = self.make(key)
         return self._stored[ident]
 
-    def make(self, key: str) -> Stored:
-        """As `stored`, made anew and not held here."""
+    def read(self, key: str) -> np.ndarray:
+        """Weight `key` as the file has it, float32 of the graph's shape; not held here."""
+        return self._read(self.plans[key])
+
+    def make(self, key: str, rotation: int = ROTATION) -> Stored:
+        """As `stored`, made anew and not held here. `rotation`: see `quantised`."""
         plan, format_ = self.plans[key], self.formats[key]
         if format_ == KEEP:
             return self._keep(plan)
         if not is_low_bit(format_):
             return from_float(self._read(plan), format_)
-        return joined([quantised(slab, format_) for slab in self.slabs(key)], plan.weight.sizes)
+        return joined([quantised(slab, format_, rotation) for slab in self.slabs(key)], plan.weight.sizes)
 
     def slabs(self, key: str, elements: int = SLAB) -> Iterator[np.ndarray]:
         """Matrix `key` as float32, some rows (whole tiles, of some `elements`) or one expert at a time, where the file lets

@@ -21,7 +21,17 @@ from quant.formats import FORMATS, GROUP
 from ..errors import CheckpointError
 from .tiles import TILE, unpack_tiles
 
-__all__ = ["FLOATS", "Stored", "from_float", "from_packed", "joined", "narrowest", "quantised", "rotation_of"]
+__all__ = [
+    "FLOATS",
+    "ROTATION",
+    "Stored",
+    "from_float",
+    "from_packed",
+    "joined",
+    "narrowest",
+    "quantised",
+    "rotation_of",
+]
 
 ROTATION = 64  # wide enough to spread outliers; cheap
 
