@@ -81,7 +81,8 @@ class LLM:
     `engine`: ``native`` (C++; the default where it was built) or ``reference`` (NumPy, the definition). `threads`: of the
     native engine (default: the processors that this process may use). `kv`: the type of its cache, ``f32``, ``f16``, ``bf16``
     or ``int8``; ``auto`` is f32 for a model with f32 matrices and f16 for others. `isa`: an instruction set of
-    `inferflow.kernels.native.isas`, instead of the best. Raises FetchError, CheckpointError, SpecError, ArgumentError.
+    `inferflow.kernels.native.isas`, instead of the best. `quant`: the formats in which matrices are held,
+    ``"q3.5,output=q4"`` (`inferflow.weights.choice`); None as the file has them. Raises FetchError, CheckpointError, SpecError, ArgumentError.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class LLM:
         threads: int | None = None,
         kv: str = "auto",
         isa: str | None = None,
+        quant: str | Mapping[str, str] | None = None,
         token_budget: int = 512,
         offline: bool = False,
     ) -> None:
@@ -109,7 +111,7 @@ class LLM:
         self._lock = threading.RLock()  # around the engine
         self._closed = False
         self.path = locate(None if model is None else str(model), offline=offline)
-        self.model: Model = load_model(self.path, spec, config)
+        self.model: Model = load_model(self.path, spec, config, quant)
         self.tokenizer: Tokenizer | None = load_tokenizer(self.model.source, self.path)
         self.max_model_len = self._length(max_model_len)
         self._engine = Engine(
