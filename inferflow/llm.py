@@ -82,7 +82,8 @@ class LLM:
     native engine (default: the processors that this process may use). `kv`: the type of its cache, ``f32``, ``f16``, ``bf16``
     or ``int8``; ``auto`` is f32 for a model with f32 matrices and f16 for others. `isa`: an instruction set of
     `inferflow.kernels.native.isas`, instead of the best. `quant`: the formats in which matrices are held,
-    ``"q3.5,output=q4"`` (`inferflow.weights.choice`); None as the file has them. Raises FetchError, CheckpointError, SpecError, ArgumentError.
+    ``"q3.5,output=q4"`` (`inferflow.weights.choice`); None as the file has them. Raises FetchError, CheckpointError,
+    SpecError, ArgumentError.
     """
 
     def __init__(
