@@ -63,11 +63,10 @@ def expert_linear(x: Array, ids: Array, w: Array, b: Array | None) -> Array:
 def quantise_activations(x: Array, group: int, rotation: int) -> tuple[Array, Array]:
     """(int8 [..., padded], scales [..., groups]) of x [..., in]: what integer matrices multiply.
 
-    x is rotated by Hadamard blocks (0: not), padded with zeros to whole groups; a group's scale is max |x| / 127, and x times
+    x is padded with zeros to whole groups and rotated by Hadamard blocks (0: not); a group's scale is max |x| / 127, and x times
     127 / max |x| is rounded to the nearest integer, ties to even. A group that is not finite has the scale NaN.
     """
-    x = hadamard(x, rotation)
-    x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % group)])
+    x = hadamard(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % group)]), rotation)
     grouped = x.reshape(*x.shape[:-1], -1, group)
     with np.errstate(all="ignore"):
         most = np.abs(grouped).max(-1, keepdims=True)
@@ -82,7 +81,7 @@ def round_activations(x: Array, group: int, rotation: int) -> Array:
     """x [..., in] as an integer matrix sees it: quantised and widened again, in the original basis."""
     q, scales = quantise_activations(x, group, rotation)
     wide = (q.reshape(*scales.shape, group) * scales[..., None]).reshape(q.shape)
-    return hadamard(np.ascontiguousarray(wide[..., : x.shape[-1]]), rotation)
+    return hadamard(wide, rotation)[..., : x.shape[-1]]
 
 
 # ------------------------------------------------------------------------------------------------ element-wise
