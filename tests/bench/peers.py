@@ -29,6 +29,7 @@ Floats = npt.NDArray[np.float32]
 
 # name: the class, imported by the worker only
 ENGINES = {
+    "inferflow": "tests.bench.peer_inferflow:Inferflow",
     "llama.cpp": "tests.bench.peer_llama_cpp:LlamaCpp",
     "openvino": "tests.bench.peer_openvino:OpenVino",
 }
