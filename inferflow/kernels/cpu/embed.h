@@ -8,10 +8,7 @@ namespace {
 
 template <int FORMAT>
 void embed_float(const Matrix& m, int64_t row, float* out) {
-  const uint8_t* p = static_cast<const uint8_t*>(m.codes) + row * m.cols * float_bytes<FORMAT>();
-  int64_t c = 0;
-  for (; c + LANES <= m.cols; c += LANES) store(out + c, load_weights<FORMAT>(p + c * float_bytes<FORMAT>()));
-  if (c < m.cols) store_n(out + c, load_weights_n<FORMAT>(p + c * float_bytes<FORMAT>(), m.cols - c), m.cols - c);
+  widen<FORMAT>(static_cast<const uint8_t*>(m.codes) + row * m.cols * float_bytes<FORMAT>(), m.cols, out);
 }
 
 // x: [padded] floats of scratch; panel: [group · 16] bytes.

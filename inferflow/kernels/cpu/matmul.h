@@ -70,16 +70,19 @@ void multiply_integers(const Matrix& m, int64_t stacked, int64_t begin, int64_t 
   multiply_tiles<FORMAT>(m, stacked, begin, end, b, space);
 }
 
-// Bytes of scratch that multiply needs.
-inline int64_t multiply_space(const Matrix& m) { return is_packed(m.format) ? m.padded * TILE : 0; }
+// Bytes of scratch that multiply needs, a multiple of 64: a panel, or 8 widened rows.
+inline int64_t multiply_space(const Matrix& m) {
+  if (is_float(m.format)) return m.format == F32 ? 0 : (m.cols + 1) / 2 * 64;
+  return is_packed(m.format) ? m.padded * TILE : 0;
+}
 
 // Tiles [begin, end) (16 rows each, in float formats too) of matrix `stacked` of the stack.
 void multiply(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
   const int64_t last = end * TILE < m.rows ? end * TILE : m.rows;
   switch (m.format) {
-    case F32: return multiply_float<F32>(m, stacked, begin * TILE, last, b);
-    case F16: return multiply_float<F16>(m, stacked, begin * TILE, last, b);
-    case BF16: return multiply_float<BF16>(m, stacked, begin * TILE, last, b);
+    case F32: return multiply_float<F32>(m, stacked, begin * TILE, last, b, reinterpret_cast<float*>(space));
+    case F16: return multiply_float<F16>(m, stacked, begin * TILE, last, b, reinterpret_cast<float*>(space));
+    case BF16: return multiply_float<BF16>(m, stacked, begin * TILE, last, b, reinterpret_cast<float*>(space));
     case PAIR6: return multiply_integers<PAIR6>(m, stacked, begin, end, b, space);
     case PAIR7: return multiply_integers<PAIR7>(m, stacked, begin, end, b, space);
     case PAIR8: return multiply_integers<PAIR8>(m, stacked, begin, end, b, space);

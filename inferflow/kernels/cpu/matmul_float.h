@@ -22,6 +22,14 @@ inline vf load_weights_n(const uint8_t* p, int64_t n) {
   return load_weights<FORMAT>(lanes);
 }
 
+// A row as floats.
+template <int FORMAT>
+inline void widen(const uint8_t* p, int64_t cols, float* out) {
+  int64_t c = 0;
+  for (; c + LANES <= cols; c += LANES) store(out + c, load_weights<FORMAT>(p + c * float_bytes<FORMAT>()));
+  if (c < cols) store_n(out + c, load_weights_n<FORMAT>(p + c * float_bytes<FORMAT>(), cols - c), cols - c);
+}
+
 // y [R][T] = R rows of the matrix, `stride` bytes apart, times T rows of floats.
 template <int FORMAT, int R, int T>
 inline void float_block(const uint8_t* w, int64_t stride, int64_t cols, const float* const* in, float* y) {
@@ -46,11 +54,11 @@ inline void float_block(const uint8_t* w, int64_t stride, int64_t cols, const fl
     for (int t = 0; t < T; t++) y[r * T + t] = sum(acc[r][t]);
 }
 
+// Rows row, row + 1 … of the matrix, which begin at w.
 template <int FORMAT, int R, int T>
-inline void float_rows(const Matrix& m, int64_t stacked, int64_t row, const Batch& b, int64_t t0) {
+inline void float_rows(const Matrix& m, int64_t stacked, const uint8_t* w, int64_t row, const Batch& b, int64_t t0) {
   float y[R * T];
-  const int64_t stride = m.cols * float_bytes<FORMAT>();
-  float_block<FORMAT, R, T>(static_cast<const uint8_t*>(m.codes) + stacked * m.codes_stride + row * stride, stride, m.cols, b.in + t0, y);
+  float_block<FORMAT, R, T>(w, m.cols * float_bytes<FORMAT>(), m.cols, b.in + t0, y);
   const float* bias = m.bias ? m.bias + stacked * m.rows : nullptr;
   for (int t = 0; t < T; t++)
     for (int r = 0; r < R; r++) {
@@ -61,19 +69,43 @@ inline void float_rows(const Matrix& m, int64_t stacked, int64_t row, const Batc
     }
 }
 
-// Rows [begin, end) of one matrix times the whole batch.
+// Eight rows times as many blocks of T tokens as there are from t on; where it stopped.
+template <int FORMAT, int T>
+inline int64_t float_tokens(const Matrix& m, int64_t stacked, const uint8_t* w, int64_t row, const Batch& b, int64_t t) {
+  for (; t + T <= b.count; t += T)
+    if constexpr (T == 1) float_rows<FORMAT, 8, 1>(m, stacked, w, row, b, t);
+    else {
+      float_rows<FORMAT, 4, T>(m, stacked, w, row, b, t);
+      float_rows<FORMAT, 4, T>(m, stacked, w + 4 * m.cols * float_bytes<FORMAT>(), row + 4, b, t);
+    }
+  return t;
+}
+
+// Rows [begin, end), which begin at w, times the whole batch.
 template <int FORMAT>
-void multiply_float(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b) {
+void multiply_rows(const Matrix& m, int64_t stacked, const uint8_t* w, int64_t begin, int64_t end, const Batch& b) {
+  const int64_t stride = m.cols * float_bytes<FORMAT>();
   int64_t row = begin;
-  if (b.count == 1)
-    for (; row + 8 <= end; row += 8) float_rows<FORMAT, 8, 1>(m, stacked, row, b, 0);
-  for (; row + 4 <= end; row += 4) {
-    int64_t t = 0;
-    for (; t + 3 <= b.count; t += 3) float_rows<FORMAT, 4, 3>(m, stacked, row, b, t);
-    for (; t < b.count; t++) float_rows<FORMAT, 4, 1>(m, stacked, row, b, t);
+  for (; row + 8 <= end; row += 8, w += 8 * stride) {
+    int64_t t = float_tokens<FORMAT, 3>(m, stacked, w, row, b, 0);
+    t = float_tokens<FORMAT, 2>(m, stacked, w, row, b, t);
+    float_tokens<FORMAT, 1>(m, stacked, w, row, b, t);
   }
-  for (; row < end; row++)
-    for (int64_t t = 0; t < b.count; t++) float_rows<FORMAT, 1, 1>(m, stacked, row, b, t);
+  for (; row < end; row++, w += stride)
+    for (int64_t t = 0; t < b.count; t++) float_rows<FORMAT, 1, 1>(m, stacked, w, row, b, t);
+}
+
+// Rows [begin, end) of a matrix of the stack. For many tokens 16-bit rows are widened first, 8 at a time, in `space`.
+template <int FORMAT>
+void multiply_float(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, float* space) {
+  const int64_t stride = m.cols * float_bytes<FORMAT>();
+  const uint8_t* w = static_cast<const uint8_t*>(m.codes) + stacked * m.codes_stride + begin * stride;
+  if (FORMAT == F32 || b.count <= 8) return multiply_rows<FORMAT>(m, stacked, w, begin, end, b);
+  for (int64_t row = begin; row < end; row += 8) {
+    const int64_t last = row + 8 < end ? row + 8 : end;
+    for (int64_t r = row; r < last; r++, w += stride) widen<FORMAT>(w, m.cols, space + (r - row) * m.cols);
+    multiply_rows<F32>(m, stacked, reinterpret_cast<const uint8_t*>(space), row, last, b);
+  }
 }
 
 }  // namespace

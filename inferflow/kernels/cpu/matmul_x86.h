@@ -33,6 +33,7 @@ inline Bytes pairs32(Bytes a) { return _mm512_madd_epi16(a, all16(1)); }
 inline Bytes abs8(Bytes a) { return _mm512_abs_epi8(a); }
 inline Bytes select(Bytes a, Bytes b, Bytes bit7) { return _mm512_mask_blend_epi8(_mm512_movepi8_mask(bit7), a, b); }
 inline Bytes negate_where(Bytes a, Bytes bit7) { return _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(bit7), _mm512_setzero_si512(), a); }
+inline Bytes times_sign(Bytes a, Bytes w) { return negate_where(a, w); }  // anything where w is 0
 inline Bytes table16(const uint8_t* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
 inline Bytes look16(Bytes table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
 constexpr int BLOCKS[] = {12, 4, 1};
@@ -58,6 +59,7 @@ inline Bytes select(Bytes a, Bytes b, Bytes bit7) {
   return r;
 }
 inline Bytes negate_where(Bytes a, Bytes bit7) { return _mm256_sign_epi8(a, _mm256_or_si256(bit7, all8(1))); }
+inline Bytes times_sign(Bytes a, Bytes w) { return _mm256_sign_epi8(a, w); }  // 0 where w is
 inline Bytes table16(const uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
 inline Bytes look16(Bytes table, Bytes index) { return _mm256_shuffle_epi8(table, index); }
 constexpr int BLOCKS[] = {3, 2, 1};
@@ -191,7 +193,7 @@ inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], con
         const Bytes x = four(a[t] + 4 * s);
         for (int r = 0; r < PARTS; r++)
           if constexpr (SMALL) half[t][r] = add16(half[t][r], pairs16(u[r], x));
-          else acc[t][r] = multiply_add(acc[t][r], u[r], is_signed(FORMAT) && !VNNI ? negate_where(x, w[r]) : x);
+          else acc[t][r] = multiply_add(acc[t][r], u[r], is_signed(FORMAT) && !VNNI ? times_sign(x, w[r]) : x);
       }
     }
     if constexpr (SMALL)
