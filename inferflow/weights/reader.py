@@ -27,6 +27,7 @@ from .transform import Transform, map_values
 
 __all__ = ["Plan", "Weights"]
 
+Rows = slice | np.ndarray
 _NATIVE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.served}
 SLAB = 1 << 25  # elements that are widened at a time when a matrix is quantised
@@ -98,14 +99,22 @@ class Weights:
         read = self._row_reader(plan)
         if read is None:
             whole = self._read(plan).reshape(total, cols)
-            read = lambda start, stop: whole[start:stop]  # noqa: E731
+            read = whole.__getitem__
         for start in range(0, total, step):
-            slab = read(start, min(start + step, total))
+            slab = read(slice(start, start + step))
             yield slab[None] if lead else slab
 
-    def _row_reader(self, plan: Plan) -> Callable[[int, int], np.ndarray] | None:
-        """A function that reads rows [start, stop) of a matrix, its experts taken as one tall matrix. None where the file or
-        the transform does not leave rows whole."""
+    def rows(self, key: str, index: np.ndarray) -> np.ndarray:
+        """Rows of matrix `key`, [rows, cols], as the file has them: float32 [*index.shape, cols]."""
+        plan = self.plans[key]
+        read = self._row_reader(plan)
+        unique, places = np.unique(index, return_inverse=True)
+        found = self._read(plan)[unique] if read is None else read(unique)
+        return found[places.reshape(index.shape)]
+
+    def _row_reader(self, plan: Plan) -> Callable[[Rows], np.ndarray] | None:
+        """A function that reads some rows of a matrix, its experts taken as one tall matrix. None where the file or the
+        transform does not leave rows whole."""
         info, made = self.source.tensors[plan.names[0]], plan.transform
         kind = _BLOCKS.get(info.dtype)
         order = None if made is None else made.rows(info.shape)
@@ -117,10 +126,10 @@ class Weights:
         except UnsupportedError:
             return None
 
-        def read(start: int, stop: int) -> np.ndarray:
-            rows = raw[start:stop] if order is None else raw[order[start:stop]]
+        def read(index: Rows) -> np.ndarray:
+            rows = raw[index] if order is None else raw[order[index]]
             data = np.ascontiguousarray(rows).reshape(-1)
-            return dequantize(data, kind, (stop - start, info.shape[-1])).astype(np.float32, copy=False)
+            return dequantize(data, kind, (len(rows), info.shape[-1])).astype(np.float32, copy=False)
 
         return read
 
