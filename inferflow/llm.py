@@ -117,13 +117,14 @@ class LLM:
         self.max_model_len = self._length(max_model_len)
         self._engine = Engine(
             self.model.graph,
-            self._executor(threads, kv, isa),
+            self.executor(threads, kv, isa),
             max_len=self.max_model_len,
             eos=self.eos_ids,
             budget=token_budget,
         )
 
-    def _executor(self, threads: int | None, kv: str, isa: str | None) -> Executor:
+    def executor(self, threads: int | None = None, kv: str = "auto", isa: str | None = None) -> Executor:
+        """A new executor of this model, for an `Engine` of one's own."""
         if self.engine_name == "reference":
             return ReferenceExecutor(self.model.graph, self.model.weights)
         from .runtime.native import NativeExecutor, cache_type

@@ -110,7 +110,9 @@ class _Work:
                 continue
             for y, other in (node.inputs, node.inputs[::-1]):
                 linear = self.sole(y, "linears")
-                if linear is not None and y != other and self.shape(y) == self.shape(other) and len(self.shape(y)) == 2:
+                if linear is None or linear.params["parts"][0].residual:
+                    continue  # it has one already
+                if y != other and self.shape(y) == self.shape(other) and len(self.shape(y)) == 2:
                     part = replace(linear.params["parts"][0], residual=1)
                     self.nodes[self.maker[y]] = None
                     inputs = (linear.inputs[0], other)

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from inferflow.errors import ArgumentError
-from inferflow.llm import LLM
+from inferflow.llm import ENGINES, LLM
 from inferflow.runtime.engine import Engine
-from inferflow.runtime.executor import ReferenceExecutor
 from inferflow.runtime.sampler import SamplingParams
 from inferflow.weights.check import check_spec
 
@@ -24,22 +23,23 @@ TOLERANCE = 1e-4
 def test_family(row: Row) -> None:
     folder, ids, want = oracle(row)
     assert np.abs(want).max() > 0.3, "the random model says nothing: its logits are too small to tell a fault"
-    with opened(folder, 2 * len(ids) + 16) as llm:
-        whole = llm.logits(ids)
-        assert np.abs(whole - want).max() <= TOLERANCE
-        for chunk in (1, 7, 64):
-            np.testing.assert_array_equal(llm.logits(ids, chunk=chunk), whole)
-        check_batching(llm, ids)
-        model = llm.model
-        assert [str(problem) for problem in check_spec(model.spec, model.config, model.source)] == []
+    for engine in ENGINES:
+        with opened(folder, 2 * len(ids) + 16, engine) as llm:
+            whole = llm.logits(ids)
+            assert np.abs(whole - want).max() <= TOLERANCE, engine
+            for chunk in (1, 7, 64):
+                np.testing.assert_array_equal(llm.logits(ids, chunk=chunk), whole)
+            check_batching(llm, ids)
+            model = llm.model
+    assert [str(problem) for problem in check_spec(model.spec, model.config, model.source)] == []
 
 
-def opened(folder: Path, length: int) -> LLM:
+def opened(folder: Path, length: int, engine: str) -> LLM:
     """With room for `length` tokens, also beyond what the model was made for, unless a table of positions bounds it."""
     try:
-        return LLM(folder, max_model_len=length)
+        return LLM(folder, max_model_len=length, engine=engine)
     except ArgumentError:
-        return LLM(folder)
+        return LLM(folder, engine=engine)
 
 
 def check_batching(llm: LLM, ids: list[int]) -> None:
@@ -48,8 +48,7 @@ def check_batching(llm: LLM, ids: list[int]) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     alone = [llm.generate([prompt], params)[0].ids for prompt in prompts]
     assert tuple(chunk.token for chunk in llm.stream(prompts[1], params)) == alone[1]
-    executor = ReferenceExecutor(llm.model.graph, llm.model.weights)
-    engine = Engine(llm.model.graph, executor, max_len=llm.max_model_len, budget=11, slots=3)
+    engine = Engine(llm.model.graph, llm.executor(), max_len=llm.max_model_len, budget=11, slots=3)
     sequences = [engine.add(p, params) for p in prompts[:2]]
     engine.step()
     sequences += [engine.add(p, params) for p in prompts[2:]]
