@@ -11,7 +11,7 @@ import click
 
 from inferflow.errors import ArgumentError, UnsupportedError
 
-from .options import dumps, find_model, model_options, spec_option
+from .options import dumps, engine_options, find_model, model_options, open_llm, spec_option
 from .progress import steps_line
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> l
 @click.command()
 @model_options
 @spec_option
+@engine_options
 @click.option(
     "--prefill", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="Tokens of the prompt."
 )
@@ -69,16 +70,16 @@ def bench(**options: Any) -> None:
 def measured(path: Path, start: float, options: dict[str, Any]) -> dict[str, Any]:
     """The figures of the model at `path`; `start` is when the command began, where the system cannot say when the process
     did."""
-    from inferflow.llm import LLM
     from inferflow.runtime.measure import Sizes, engine_facts, measure, process_age, weight_bytes
 
     sizes = Sizes(options["prefill"], options["decode"], options["batches"])
-    with LLM(path, options["spec_name"], max_model_len=sizes.longest) as llm:
+    with open_llm(path, options, max_model_len=sizes.longest) as llm:
         executor = llm.engine.executor
         loaded = process_age() or time.perf_counter() - start
         first_token(llm)
         first = process_age() or time.perf_counter() - start
-        report = {"model": str(llm.path), "spec": llm.model.spec.name, **engine_facts(executor)}
+        report = {"model": str(llm.path), "spec": llm.model.spec.name, "quant": options["quant"]}
+        report |= engine_facts(executor)
         report |= {"load_s": round(loaded, 3), "first_token_s": round(first, 3)}
         with steps_line(sys.stderr, "measuring") as step:
             report |= measure(llm.model.graph, executor, sizes, options["repeat"], step)

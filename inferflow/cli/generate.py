@@ -11,7 +11,7 @@ import click
 
 from inferflow.errors import ArgumentError
 
-from .options import dumps, find_model, model_options, spec_option
+from .options import dumps, engine_options, find_model, model_options, open_llm, spec_option
 
 if TYPE_CHECKING:
     from inferflow.llm import LLM
@@ -49,6 +49,7 @@ class Timer:
 @click.argument("prompt", required=False)
 @model_options
 @spec_option
+@engine_options
 @click.option("-n", "--max-tokens", type=click.IntRange(min=1), help="New tokens at most (default 128, or what fits).")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--top-k", type=int, default=0, help="Keep the k likeliest tokens (0: all).")
@@ -71,13 +72,12 @@ class Timer:
 def generate(prompt: str | None, **options: Any) -> None:
     """Continue PROMPT (or answer it, with a chat model), greedily unless told otherwise. Without PROMPT, or with ``-``, it is
     read from stdin."""
-    from inferflow.llm import LLM
     from inferflow.runtime.sampler import SamplingParams
 
     text = read_prompt(prompt)
     params = SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__})  # refused early
     path = find_model(options["model"], options["offline"])
-    with LLM(path, options["spec_name"], max_model_len=options["max_model_len"]) as llm:
+    with open_llm(path, options, max_model_len=options["max_model_len"]) as llm:
         templated = options["chat"]
         if templated is None:
             templated = bool(llm.tokenizer and llm.tokenizer.chat_template)

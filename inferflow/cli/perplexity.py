@@ -13,7 +13,7 @@ import click
 
 from inferflow.errors import ArgumentError
 
-from .options import dumps, find_model, model_options, spec_option
+from .options import dumps, engine_options, find_model, model_options, open_llm, spec_option
 from .progress import steps_line
 
 if TYPE_CHECKING:
@@ -25,13 +25,17 @@ __all__ = ["perplexity"]
 
 MAX_TEXT = 64 << 20  # bytes
 
-_AGAINST = "The base model: also give KL(base || model) and how often both find the same token likeliest."
+_AGAINST = (
+    "The base model: also give KL(base || model) and how often both find the same token likeliest. "
+    "It is taken as its files have it; --spec, --kv and --quant concern MODEL alone."
+)
 
 
 @click.command()
 @click.argument("text", metavar="FILE", type=click.File("rb"))
 @model_options
 @spec_option
+@engine_options
 @click.option("--ctx", type=click.IntRange(min=4), default=512, show_default=True, help="Tokens of a window.")
 @click.option("--windows", type=click.IntRange(min=1), help="Windows at most (default: all of the text).")
 @click.option("--against", metavar="MODEL", help=_AGAINST)
@@ -43,14 +47,12 @@ def perplexity(text: BinaryIO, **options: Any) -> None:
 
     The text's tokens are cut into windows, each beginning with BOS where the model wants it, and the second half of every
     window is scored, so that every prediction that counts has half a window before it. Logarithms are natural."""
-    from inferflow.llm import LLM
-
     if options["against"] is not None and options["against_logits"] is not None:
         raise ArgumentError("the base is given twice", where="--against", fix="leave --against-logits out")
     content = read_text(text)
     path = find_model(options["model"], options["offline"])
     with ExitStack() as stack:
-        llm = stack.enter_context(LLM(path, options["spec_name"], max_model_len=options["ctx"]))
+        llm = stack.enter_context(open_llm(path, options, max_model_len=options["ctx"]))
         windows = windows_of(llm, content, options["ctx"], options["windows"])
         base = base_logits(stack, llm, content, windows, options)
         report = {"model": str(llm.path), "ctx": options["ctx"], "windows": len(windows)}
@@ -81,7 +83,6 @@ def base_logits(
     stack: ExitStack, llm: LLM, text: str, windows: np.ndarray, options: dict[str, Any]
 ) -> Callable[[int], np.ndarray] | None:
     """The base's logits of the scored positions by the window's number, from a model that `stack` closes or from a file."""
-    from inferflow.llm import LLM
     from inferflow.runtime.saved_logits import SavedLogits
 
     if options["against_logits"] is not None:
@@ -90,12 +91,13 @@ def base_logits(
         return saved.window
     if options["against"] is None:
         return None
-    ctx = windows.shape[1]
-    base = stack.enter_context(LLM(find_model(options["against"], options["offline"]), max_model_len=ctx))
+    path = find_model(options["against"], options["offline"])
+    as_it_is = {**options, "spec_name": None, "quant": None, "kv": "auto"}
+    base = stack.enter_context(open_llm(path, as_it_is, max_model_len=options["ctx"]))
     vocab, theirs = llm.model.graph.vocab, base.model.graph.vocab
     same = vocab == theirs
     if same and base.tokenizer is not None:
-        same = windows.tolist() == windows_of(base, text, ctx, options["windows"]).tolist()
+        same = windows.tolist() == windows_of(base, text, options["ctx"], options["windows"]).tolist()
     if not same:
         reason = f"its tokens are others than the model's (vocabularies: {theirs} and {vocab})"
         raise ArgumentError(reason, where=str(base.path), fix="compare models of one tokenizer")

@@ -136,10 +136,10 @@ def _figures(rates: list[float]) -> dict[str, Any]:
 
 
 def engine_facts(executor: Executor) -> dict[str, Any]:
-    """``engine``, and for the native one ``isa`` and ``threads``."""
+    """``engine``, and for the native one ``isa``, ``threads`` and ``kv``, the type of the cache."""
     if isinstance(executor, NativeExecutor):
-        return {"engine": "native", "isa": executor.isa, "threads": executor.pool.threads}
-    return {"engine": "reference", "isa": None, "threads": None}
+        return {"engine": "native", "isa": executor.isa, "threads": executor.pool.threads, "kv": executor.kv}
+    return {"engine": "reference", "isa": None, "threads": None, "kv": None}
 
 
 def read_bandwidth(executor: Executor) -> float:

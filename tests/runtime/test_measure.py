@@ -91,7 +91,7 @@ def test_a_token_reads_every_matrix_but_one_row_of_the_embedding(model: Model) -
     executor = ReferenceExecutor(model.graph, model.weights)
     elements = sum(array.size for array in tensors().values()) - (CONFIG["vocab_size"] - 1) * CONFIG["hidden_size"]
     assert weight_bytes(model.graph, model.weights, executor) == 4 * elements
-    assert engine_facts(executor) == {"engine": "reference", "isa": None, "threads": None}
+    assert engine_facts(executor) == {"engine": "reference", "isa": None, "threads": None, "kv": None}
 
 
 def test_what_the_native_engine_holds_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
