@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .formats import GROUP, Format
-from .packing import ceil_to
-from .solve import Bytes, Floats, encode, find_scales, pair_order
+from .packing import Bytes, ceil_to
+from .solve import Floats, encode, find_scales, pair_order
 
 __all__ = ["Inputs", "encode_with_feedback"]
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .formats import GROUP
+
 __all__ = ["available", "encode", "find_scales", "hadamard"]
 
 Floats = NDArray[np.float32]
@@ -50,14 +52,14 @@ def find_scales(
     w: Floats,
     factor: Floats,
     table: Bytes,
-    deviation: np.float32,
+    deviation: float,
     grid: Floats | None,
     tries: tuple[float, float, int, int],
 ) -> Floats | None:
     """`solve.find_scales`; tries: its NARROW, WIDE, CANDIDATES, REFITS."""
     if (library := _library()) is None:
         return None
-    scales = np.empty((w.shape[0], w.shape[1] // 64), np.float32)
+    scales = np.empty((w.shape[0], w.shape[1] // GROUP), np.float32)
     narrow, wide, candidates, refits = tries
     parts = np.array([step / (candidates - 1) for step in range(candidates)], np.float32)
     library.find_scales(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from .codebooks import CODEBOOKS
 from .formats import GROUP, TILE, Format, find_format
 
-__all__ = ["Packed", "bits_per_weight", "ceil_to", "pack_pairs", "unpack", "unpack_pairs"]
+__all__ = ["Bytes", "Packed", "bits_per_weight", "ceil_to", "pack_pairs", "unpack", "unpack_pairs"]
 
 Bytes = NDArray[np.uint8]
 X_NEGATIVE, Y_NEGATIVE = 64, 128

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from .calibrate import Inputs, encode_with_feedback
 from .formats import GROUP, TILE, Format, find_format
-from .packing import Packed, ceil_to, pack_integers, pack_pairs, unpack
+from .packing import Bytes, Packed, ceil_to, pack_integers, pack_pairs, unpack
 from .rotation import check_rotation, hadamard
-from .solve import Bytes, Floats, encode, find_scales, pair_order
+from .solve import Floats, encode, find_scales, pair_order
 
 __all__ = ["dequantise", "quantise"]
 

@@ -22,7 +22,7 @@ from .codebooks import CODEBOOKS, DEVIATIONS
 from .formats import GROUP, Format
 from .packing import X_NEGATIVE, Y_NEGATIVE, Bytes
 
-__all__ = ["encode", "find_scales", "pair_order"]
+__all__ = ["Floats", "encode", "find_scales", "pair_order"]
 
 Floats = NDArray[np.float32]
 
@@ -41,7 +41,7 @@ def find_scales(w: Floats, factor: Floats, form: Format, grid: Floats | None = N
     """The scales [rows, groups] with the smallest loss: candidates from the group's power to its largest weight, then least
     squares. With `grid` [rows], each is a whole number (0 … 255) of grid steps."""
     table, deviation = CODEBOOKS[form.name], DEVIATIONS[form.name]
-    scales = native.find_scales(w, factor, table, np.float32(deviation), grid, (NARROW, WIDE, CANDIDATES, REFITS))
+    scales = native.find_scales(w, factor, table, deviation, grid, (NARROW, WIDE, CANDIDATES, REFITS))
     if scales is None:
         groups = zip(_groups(w), _factors(factor), strict=True)
         scales = np.stack([_find_scale(z, r, table, np.float32(deviation), grid) for z, r in groups], 1)
