@@ -48,7 +48,6 @@ FLAGS = [
     "-O3",
     "-ffp-contract=off",
     "-fno-math-errno",
-    "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
     "-Wno-unused-function",
@@ -89,6 +88,7 @@ LIBRARIES = [
     library("inferflow.kernels._cpu", CPU, [
         "dispatch.cpp", "engine.cpp", "pool.cpp", *(f"isa_{isa}.cpp" for isa in ISAS.get(MACHINE, {"portable": []})),
     ]),
+    library("quant._search", "quant", ["search.cpp"]),
 ]  # fmt: skip
 
 setup(

@@ -45,7 +45,6 @@ int64_t read_all(const char* begin, const char* end) {
 
 }  // namespace
 
-#pragma GCC visibility push(default)
 extern "C" {
 
 // The name of instruction set `isa` of this build, best first; null past the last.
@@ -103,4 +102,3 @@ double inferflow_read_bandwidth(const char* data, int64_t bytes, int threads, in
 }
 
 }  // extern "C"
-#pragma GCC visibility pop
