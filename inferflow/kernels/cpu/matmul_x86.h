@@ -36,7 +36,8 @@ inline Bytes negate_where(Bytes a, Bytes bit7) { return _mm512_mask_sub_epi8(a, 
 inline Bytes times_sign(Bytes a, Bytes w) { return negate_where(a, w); }  // anything where w is 0
 inline Bytes table16(const uint8_t* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
 inline Bytes look16(Bytes table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
-constexpr int BLOCKS[] = {12, 4, 1};
+inline void keep(Bytes&) {}
+constexpr int BLOCKS[] = {12, 4, 1};  // rows of a batch that one dot() takes: as many as the registers hold
 #else
 typedef __m256i Bytes;
 inline Bytes load_b(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
@@ -62,6 +63,7 @@ inline Bytes negate_where(Bytes a, Bytes bit7) { return _mm256_sign_epi8(a, _mm2
 inline Bytes times_sign(Bytes a, Bytes w) { return _mm256_sign_epi8(a, w); }  // 0 where w is
 inline Bytes table16(const uint8_t* p) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p)); }
 inline Bytes look16(Bytes table, Bytes index) { return _mm256_shuffle_epi8(table, index); }
+inline void keep(Bytes& sum) { asm("" : "+x"(sum)); }  // summed up here: GCC would rather keep eight products, in memory
 constexpr int BLOCKS[] = {3, 2, 1};
 #endif
 
@@ -234,7 +236,7 @@ inline __attribute__((always_inline)) Bytes gemv_group(const Pairs<P>& pairs, co
     acc = multiply_add(multiply_add(acc, x, ax), y, ay);
 #else
     acc = add32(acc, pairs32(add16(pairs16(x, ax), pairs16(y, ay))));
-    asm("" : "+x"(acc));  // one sum after the other: GCC would rather keep eight of them, in memory
+    keep(acc);
 #endif
   });
   return acc;
