@@ -25,6 +25,7 @@ _COMMANDS = {
     "info": ("inferflow.cli.info", "info", "Say what a model is: spec, sizes, tensors, tokenizer."),
     "perplexity": ("inferflow.cli.perplexity", "perplexity", "Measure a model on a text, and against another model."),
     "pull": ("inferflow.cli.pull", "pull", "Download a model and print where it is."),
+    "quantize": ("inferflow.cli.quantize", "quantize", "Make a model smaller: 3 to 8 bits a weight, in a directory."),
     "spec": ("inferflow.cli.spec", "spec", "List, show, check, write and verify model specs."),
 }
 
