@@ -19,8 +19,8 @@ constexpr int64_t TILE_ROWS = 48;  // whole register tiles of 6 rows for most si
 
 // ---------------------------------------------------------------------------------------------------- products
 
-// A matrix product: c [rows, n] = c · keep + a [rows, depth] · b [depth, n]; keep [rows] null: c starts at zero. Rows of c are whole
-// vectors (what is written past n is never read).
+// A matrix product: c [rows, n] = c · keep + a [rows, depth] · b [depth, n]; keep [rows] null: c starts at zero. Rows of c are
+// whole vectors (what is written past n is never read).
 template <class Type> struct Product {
   const float* a;
   const typename Type::Element* b;
@@ -120,8 +120,8 @@ inline vf numbers_from(int64_t first) {
 }
 inline vf rounded_to_bf16(vf x) { return as_float(to_bf16(x) << 16); }
 
-// e^x for x ≤ 0, exactly 0 below −87 (a weight that no sum would notice) and for −∞; NaN stays. n = round(x / ln 2) is read from the
-// low bits of a float so great that its last bit counts ones.
+// e^x for x ≤ 0, exactly 0 below −87 (a weight that no sum would notice) and for −∞; NaN stays. n = round(x / ln 2) is read from
+// the low bits of a float so great that its last bit counts ones.
 inline vf exp_negative(vf x) {
   const vf ones = set1(12582912.0f), shifted = fma(x, set1(1.44269504f), ones), n = shifted - ones;
   const vf r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x));

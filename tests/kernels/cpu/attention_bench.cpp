@@ -1,7 +1,7 @@
 // How fast attention is, one thread: decode from caches that no processor cache holds (as between the layers of a model), and
 // prefill from ones that it does, with the share of the multiply-add peak that this processor shows in the same run.
 //
-//   g++ -std=c++17 -O3 -ffp-contract=off -fno-math-errno -mavx2 -mfma -mf16c -I inferflow/kernels/cpu \
+//   g++ -std=c++20 -O3 -ffp-contract=off -fno-math-errno -mavx2 -mfma -mf16c -I inferflow/kernels/cpu
 //       tests/kernels/cpu/attention_bench.cpp -o bench && ./bench
 #include <ctime>
 #include <cstdio>
@@ -29,7 +29,7 @@ double now() {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Multiply-adds per second of sixteen independent chains.
+// Multiply-adds per second of twelve independent chains.
 double peak() {
   vf x[12];
   for (vf& v : x) v = set1(1.0f);
@@ -137,7 +137,8 @@ void measure(Shape s, int64_t type, int64_t block, double peak_rate) {
   const double stored = fastest(9, evict, [&] { decode.store(1, 255); }) / layers;
   const double cold = fastest(9, evict, [&] { decode.attend(1, 255); }) / layers;
   const double warm = fastest(101, nothing, [&] { one.attend(1, 255); });
-  const double prefill = fastest(9, nothing, [&] { one.attend(512, 0); }), writing = fastest(9, nothing, [&] { one.store(512, 0); });
+  const double prefill = fastest(9, nothing, [&] { one.attend(512, 0); });
+  const double writing = fastest(9, nothing, [&] { one.store(512, 0); });
   const double bytes = 2 * 256.0 * s.kv * s.dim * width, terms = 2.0 * s.heads * s.dim * 512 * 513 / 2;
   printf("%-15s %-4s %5d | %7.1f %6.1f %7.1f %9.1f | %8.2f %5.0f%% %7.2f\n", s.name, names[type], (int)block, cold * 1e6,
          bytes / cold * 1e-9, warm * 1e6, stored * 1e6, prefill * 1e3, 100 * terms / prefill / peak_rate, writing * 1e3);
@@ -150,7 +151,10 @@ int main(int count, char** words) {
   using namespace inferflow;
   const double rate = peak();
   double bandwidth = 0;
-  for (int n = 0; n < 9; n++) { const double once = read_memory(); bandwidth = once > bandwidth ? once : bandwidth; }
+  for (int n = 0; n < 9; n++) {
+    const double once = read_memory();
+    bandwidth = once > bandwidth ? once : bandwidth;
+  }
   printf("Multiply-adds: %.1f G/s, reading memory: %.1f GB/s. One layer, one thread.\n", rate * 1e-9, bandwidth * 1e-9);
   printf("                     block | decode at 256, us: cold, GB/s, warm, store | prefill of 512, ms: share of peak, store\n");
   const Shape shapes[] = {{"9/3 heads, 64", 9, 3, 64, 30}, {"14/2 heads, 64", 14, 2, 64, 24}, {"12/2 heads, 128", 12, 2, 128, 28}};
