@@ -37,7 +37,7 @@ def test_the_test_command_is_what_ci_runs() -> None:
 
 
 def commands() -> list[str]:
-    lines = [line.split(" #")[0].strip() for block in fences("sh")[2:3] for line in block.splitlines()]
+    lines = [line.split(" #")[0].strip() for block in fences("sh")[2:4] for line in block.splitlines()]
     return [line for line in lines if line]
 
 

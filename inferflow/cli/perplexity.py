@@ -144,7 +144,8 @@ def table(report: dict[str, Any]) -> str:
 
     def pm(name: str, scale: float = 1.0, digits: int = 4) -> str:
         error = report[f"{name}_error"]
-        return f"{scale * report[name]:.{digits}f}" + ("" if error is None else f" ± {scale * error:.{digits}f}")
+        value = round(scale * report[name], digits) + 0.0  # a divergence may come out a little below zero: no -0.0000
+        return f"{value:.{digits}f}" + ("" if error is None else f" ± {scale * error:.{digits}f}")
 
     size = f"{report['windows']} × {report['ctx']} tokens, {report['scored']} scored"
     lines = [f"perplexity       {pm('perplexity')}  ({size}, {report['tokens_per_s']:.0f} tokens/s)"]
