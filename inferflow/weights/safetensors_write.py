@@ -1,8 +1,8 @@
 """Writing a safetensors file tensor by tensor, so that only one is in memory.
 
 Room for the header is kept at the front and filled in at the end (the format lets spaces follow the JSON). Arrays begin at
-multiples of 64 bytes without holes, which the format forbids: what is no multiple of 64 bytes long waits and goes last, the
-widest elements first.
+multiples of 64 bytes without holes, which the format forbids: what is no multiple of 64 bytes long waits and goes last, in
+the order of the largest power of two that divides its length, so that each begins at a multiple of that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SafetensorsWriter:
     ) -> None:
         try:
             if kind is None:
-                for name, array in sorted(self.late, key=lambda item: -item[1].itemsize):
+                for name, array in sorted(self.late, key=lambda item: -(item[1].nbytes & -item[1].nbytes)):
                     self._write(name, array)
                 header = json.dumps(self.entries, separators=(",", ":")).encode()
                 assert len(header) <= self.start - 8, "a tensor was added that was not announced"
