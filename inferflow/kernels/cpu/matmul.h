@@ -5,6 +5,8 @@
 #include "matmul_float.h"
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include "matmul_x86.h"
+#elif defined(__ARM_NEON)
+#include "matmul_neon.h"
 #else
 #include "matmul_portable.h"
 #endif

@@ -52,6 +52,10 @@ inline vf load_bytes(const uint8_t* p) {
   return (vf)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
 #elif defined(__AVX2__)
   return (vf)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#elif defined(__ARM_NEON)
+  uint32_t four;
+  memcpy(&four, p, 4);
+  return (vf)vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four)))));
 #else
   vi v;
   for (int n = 0; n < LANES; n++) v[n] = p[n];

@@ -244,9 +244,9 @@ static void check_embed_and_quantise(int f, int64_t cols, int64_t group, int64_t
     v.resize(w.m.padded);
     const Quantised q = quantised(d.q.p + t * d.stride, w.m.padded, group);
     for (int64_t g = 0; g < w.m.padded / group; g++) {
-      double most = 0;
-      int sum = 0;
-      for (int64_t c = g * group; c < (g + 1) * group; c++) most = std::fmax(most, std::fabs(v[c])), sum += q.values[c];
+      double most = 0, sum = 0;
+      for (int64_t c = g * group; c < (g + 1) * group; c++) most = std::fmax(most, std::fabs(v[c]));
+      for (int64_t c = g * group; c < (g + 1) * group; c++) sum += q.values[c];
       if (std::fabs(q.scales[g] - most / 127) > 1e-6 * most || sum != q.sums[g]) same(q.scales[g], (float)(most / 127), "quantise: scale or sum", NAMES[f], t, g);
       for (int64_t c = g * group; c < (g + 1) * group; c++)
         if (std::fabs(q.values[c] * most / 127 - v[c]) > most / 127 * 0.5001) same(q.values[c], (float)(v[c] * 127 / most), "quantise", NAMES[f], t, c);
