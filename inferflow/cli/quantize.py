@@ -74,7 +74,8 @@ def quantize(model: str, formats: str, out: Path, text: BinaryIO | None, **optio
     rotation = ROTATION if options["rotation"] is None else check_rotation(options["rotation"])
     check_output(out, options["force"])
     content = None if text is None else read_text(text)
-    loaded = load_model(find_model(model, options["offline"]), options["spec_name"], quant=choice)
+    path = find_model(model, options["offline"])
+    loaded = load_model(path, options["spec_name"], quant=choice)
     facts: dict[str, Any] = {"to": str(choice)}
     matrices: Callable[[list[str]], Iterable[tuple[str, Stored]]]
     if content is None:
@@ -82,8 +83,8 @@ def quantize(model: str, formats: str, out: Path, text: BinaryIO | None, **optio
     else:
         from inferflow.runtime.calibrate import Calibrator
 
-        windows = windows_of(loaded, content, options["calibrate_tokens"])
-        facts["calibrated_on"] = {"text": Path(text.name).name if text else "", "tokens": int(windows.size)}
+        windows = windows_of(loaded, path, content, options["calibrate_tokens"])
+        facts["calibrated_on"] = {"text": Path(str(getattr(text, "name", "-"))).name, "tokens": int(windows.size)}
         matrices = Calibrator(loaded, windows, rotation).matrices
     with steps_line(sys.stderr, "quantising") as step:
         report = quantise_model(
@@ -121,7 +122,7 @@ def read_text(file: BinaryIO) -> str:
     return data.decode("utf-8", "replace")
 
 
-def windows_of(model: Model, text: str, tokens: int) -> np.ndarray:
+def windows_of(model: Model, path: Path, text: str, tokens: int) -> np.ndarray:
     """Windows of `text` in the model's own tokens, of some `tokens` in all, spread evenly: int32 [windows, length]."""
     import numpy as np
 
@@ -129,9 +130,9 @@ def windows_of(model: Model, text: str, tokens: int) -> np.ndarray:
     from inferflow.runtime.model import context_length
     from inferflow.text import load_tokenizer
 
-    tokenizer = load_tokenizer(model.source, model.source.path)
+    tokenizer = load_tokenizer(model.source, path)
     if tokenizer is None:
-        raise TextError("the model has no tokenizer", where=str(model.source.path), fix="add its tokenizer.json")
+        raise TextError("the model has no tokenizer", where=str(path), fix="add its tokenizer.json")
     ids, prefix = (tokenizer.encode_spans(part, [], suffix=False) for part in (text, ""))
     length = min(n for n in (WINDOW, tokens, *context_length(model)) if n is not None)
     windows = cut(ids, prefix, length)

@@ -30,6 +30,7 @@ from .model import Model
 __all__ = ["Calibrator", "attend_all"]
 
 Array = np.ndarray
+SLAB = 1 << 25  # elements quantised at a time: each slab factorises the moments anew
 
 
 @dataclass
@@ -159,7 +160,7 @@ class Calibrator(ReferenceExecutor):
         if inputs.hessian is None:
             inputs.hessian = moments(inputs.x.reshape(-1, inputs.x.shape[-1]), rotation)
         hessian = inputs.hessian if inputs.hessian.any() else None  # inputs that are all zero say nothing
-        slabs = self.weights.slabs(key)
+        slabs = self.weights.slabs(key, SLAB)
         parts = [from_packed(quantise(slab, format_, rotation=rotation, hessian=hessian)) for slab in slabs]
         return joined(parts, self.weights.plans[key].weight.sizes)
 
