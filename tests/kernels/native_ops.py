@@ -55,8 +55,8 @@ class Steps:
         )  # fmt: skip
 
 
-def run(isa: str, name: str, args: Any, step: Steps, outputs: Sequence[Array], threads: int = 1) -> None:
-    """The operation in one call for all its units on one thread, then again unit by unit on three: `outputs` hold the same bits."""
+def run(isa: str, name: str, args: Any, step: Steps, outputs: Sequence[Array]) -> None:
+    """The operation in one call for all its units, then again unit by unit on three threads: `outputs` hold the same bits."""
     op = native.array(native.Op, [native.Op(native.OPCODES.index(name), 0, ctypes.addressof(args))])
     before = [out.copy() for out in outputs]
     native.run(native.Pool(1), isa, op, 1, step.struct)

@@ -1,4 +1,4 @@
-"""The native engine's element-wise, norm, gate and rotary kernels against their NumPy definitions, under every instruction set."""
+"""The native engine's element-wise, norm, gate and rotary kernels against NumPy, under every instruction set."""
 
 from __future__ import annotations
 

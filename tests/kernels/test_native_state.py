@@ -1,8 +1,8 @@
-"""The native engine's kernels with a state, and those of experts, against their NumPy definitions, under every instruction set."""
+"""The native engine's kernels with a state, and those of experts, against NumPy, under every instruction set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -64,22 +64,19 @@ def test_conv(isa: str, channels: int, kernel: int, biased: bool) -> None:
         assert np.array_equal(state[slot], new)
 
 
-def test_conv_in_place_and_from_a_view(isa: str) -> None:
+def test_conv_from_a_view(isa: str) -> None:
     x, w = normal(1, 9, 300), normal(2, 300, 4)
-    states = [np.zeros((1, 3, 300), np.float32) for _ in range(3)]
+    states = [np.zeros((1, 3, 300), np.float32) for _ in range(2)]
     expected = conv(isa, x, w, None, states[0], Steps([9]))
     assert np.array_equal(bits(conv(isa, padded(x), w, None, states[1], Steps([9]))), bits(expected))
-    own = x.copy()
-    args = native.ConvArgs(tensor(own), tensor(own), w.ctypes.data, None, states[2].ctypes.data, 4)
-    run(isa, "conv", args, Steps([9]), [own, states[2]])
-    assert np.array_equal(bits(own), bits(expected))
+    assert np.array_equal(states[0], states[1])
 
 
 # ------------------------------------------------------------------------------------------------ recurrence
 
 
-def recur(isa: str, inputs: tuple[Array, Array, Array, Array, Array | None], state: Array, step: Steps) -> Array:
-    q, _, v, decay, beta = inputs
+def recur(isa: str, inputs: Sequence[Any], state: Array, step: Steps) -> Array:
+    q, _, v, decay, _ = inputs
     out = np.empty(v.shape, np.float32)
     views = [NOTHING if a is None else tensor(a) for a in inputs]
     sizes = (v.shape[1], q.shape[1], q.shape[2], v.shape[2], decay.ndim == 3)
@@ -110,7 +107,7 @@ def test_recurrence(isa: str, sizes: tuple[int, int, int, int], per_key: bool, d
     starts = np.cumsum([0, *counts])
     for n, slot in enumerate(slots):
         old = before[slot] if past[n] else np.zeros_like(before[slot])
-        part = [None if a is None else a[starts[n] : starts[n + 1]] for a in inputs]
+        part: Any = [None if a is None else a[starts[n] : starts[n + 1]] for a in inputs]
         y, new = recurrence(*part, old)
         close(got[starts[n] : starts[n + 1]], y, 16, 1e-5)
         close(state[slot], new, 16, 1e-5)

@@ -37,8 +37,9 @@ struct Lines {
   }
 };
 
+// One copy of each function's loop, whoever calls it: small code, and what is in the loop is inlined.
 template <class F>
-inline void map1(float* out, int64_t so, const float* a, int64_t sa, int64_t n, F f) {
+__attribute__((noinline)) void map1(float* out, int64_t so, const float* a, int64_t sa, int64_t n, F f) {
   int64_t i = 0;
   if (so == 1 && sa == 1)
     for (; i + LANES <= n; i += LANES) store(out + i, f(load(a + i)));
@@ -49,12 +50,10 @@ inline void map1(float* out, int64_t so, const float* a, int64_t sa, int64_t n, 
 }
 
 template <class F>
-inline void map2(float* out, int64_t so, const float* a, int64_t sa, const float* b, int64_t sb, int64_t n, F f) {
+__attribute__((noinline)) void map2(float* out, int64_t so, const float* a, int64_t sa, const float* b, int64_t sb, int64_t n, F f) {
   int64_t i = 0;
   if (so == 1 && sa == 1 && sb == 1)
     for (; i + LANES <= n; i += LANES) store(out + i, f(load(a + i), load(b + i)));
-  else if (so == 1 && sa == 1 && sb == 0)
-    for (const vf right = set1(*b); i + LANES <= n; i += LANES) store(out + i, f(load(a + i), right));
   for (; i < n; i += LANES) {
     const int64_t lanes = least(n - i, LANES);
     put(out + i * so, so, f(take(a + i * sa, sa, lanes), take(b + i * sb, sb, lanes)), lanes);

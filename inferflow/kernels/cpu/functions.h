@@ -38,10 +38,8 @@ inline vf floor(vf x) {
 }
 inline vf ceil(vf x) { return -floor(-x); }
 
-inline vf sigmoid(vf x) {
-  const vf e = exp(-abs(x));
-  return pick(x >= vf{}, set1(1), e) / (set1(1) + e);
-}
+inline vf sigmoid(vf x) { return set1(1) / (set1(1) + exp(-x)); }
+inline vf silu(vf x) { return x / (set1(1) + exp(-x)); }
 
 // Below 0.55: x + x³·P(x²), else 1 − 2 / (e^2|x| + 1).
 inline vf tanh(vf x) {
@@ -53,17 +51,17 @@ inline vf tanh(vf x) {
 
 // x·Φ(x). With t = |x| and u = 1 / (1 + 0.3·t), the tail 1 − Φ(t) is e^(−t²/2)·u·P(u); t² in two parts keeps the tail's digits.
 inline vf gelu(vf x) {
-  const vf t = min(abs(x), set1(20)), u = set1(1) / fma(set1(0.3f), t, set1(1)), square = t * t, rest = fma(t, t, -square);
+  const vf t = limited(abs(x), 0, 20), u = set1(1) / fma(set1(0.3f), t, set1(1)), square = t * t, rest = fma(t, t, -square);
   const vf p = polynomial(u, {-0.02061308175f, 0.1123771518f, -0.2280707657f, 0.1915860325f, -0.07925095409f, 0.09605976939f,
                               0.07842491567f, 0.1102274656f, 0.1195728257f, 0.1196866333f});
   const vf e = exp(set1(-0.5f) * square), tail = fma(e, set1(-0.5f) * rest, e) * (u * p);
   return x * pick(x < vf{}, tail, set1(1) - tail);
 }
 
-// x·(1 + tanh v)/2, which is x·σ(2v) without its cancellation.
+// x·(1 + tanh v)/2 is x·σ(2v), which does not cancel.
 inline vf gelu_tanh(vf x) {
   const vf v = set1(0.797884561f) * (x + set1(0.044715f) * x * x * x);
-  return x * sigmoid(v + v);
+  return x / (set1(1) + exp(set1(-2) * v));
 }
 
 // e^x − 1 for x ≤ 0.
@@ -102,10 +100,10 @@ inline vf softplus(vf x) {
 template <class Body>
 inline void with_unary(int64_t kind, float a, Body body) {
   switch (kind) {
-    case U_SILU: return body([](vf x) { return x * sigmoid(x); });
+    case U_SILU: return body([](vf x) { return silu(x); });
     case U_GELU: return body([](vf x) { return gelu(x); });
     case U_GELU_TANH: return body([](vf x) { return gelu_tanh(x); });
-    case U_QUICK_GELU: return body([](vf x) { return x * sigmoid(set1(1.702f) * x); });
+    case U_QUICK_GELU: return body([](vf x) { return x / (set1(1) + exp(set1(-1.702f) * x)); });
     case U_RELU: return body([](vf x) { return max(x, vf{}); });
     case U_RELU2: return body([](vf x) { const vf y = max(x, vf{}); return y * y; });
     case U_SIGMOID: return body([](vf x) { return sigmoid(x); });

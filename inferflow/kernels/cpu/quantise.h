@@ -9,7 +9,17 @@
 namespace inferflow {
 namespace {
 
-typedef int8_t vb __attribute__((vector_size(LANES)));
+// Whole numbers within −127 … 127 as bytes.
+inline void store_bytes(int8_t* p, vi v) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(__AVX2__)
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+#else
+  for (int n = 0; n < LANES; n++) p[n] = (int8_t)v[n];
+#endif
+}
 
 // A quantised row's three parts.
 struct Quantised {
@@ -111,8 +121,7 @@ inline void quantise_group(const float* x, int64_t group, int8_t* values, float*
   vi total = {};
   for (int64_t n = 0; n < group; n += LANES) {
     const vi whole = to_int(round_even(load(x + n) * set1(inverse)));
-    const vb bytes = __builtin_convertvector(whole, vb);
-    memcpy(values + n, &bytes, sizeof bytes);
+    store_bytes(values + n, whole);
     total += whole;
   }
   int32_t s = 0;

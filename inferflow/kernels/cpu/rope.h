@@ -26,12 +26,17 @@ inline void rope_table_run(const void* args, const Step& step, int64_t begin, in
 
 // Channels n and n + half. y may be x.
 inline void turn_halves(const float* x, int64_t sx, float* y, int64_t sy, const float* table, int64_t half) {
-  for (int64_t n = 0; n < half; n += LANES) {
-    const int64_t lanes = least(half - n, LANES);
-    const vf c = take(table + n, 1, lanes), s = take(table + half + n, 1, lanes);
-    const vf a = take(x + n * sx, sx, lanes), b = take(x + (half + n) * sx, sx, lanes);
-    put(y + n * sy, sy, a * c - b * s, lanes);
-    put(y + (half + n) * sy, sy, b * c + a * s, lanes);
+  int64_t n = 0;
+  if (sx == 1 && sy == 1)
+    for (; n + LANES <= half; n += LANES) {
+      const vf c = load(table + n), s = load(table + half + n), a = load(x + n), b = load(x + half + n);
+      store(y + n, a * c - b * s);
+      store(y + half + n, b * c + a * s);
+    }
+  for (; n < half; n++) {
+    const float c = table[n], s = table[half + n], a = x[n * sx], b = x[(half + n) * sx];
+    y[n * sy] = a * c - b * s;
+    y[(half + n) * sy] = b * c + a * s;
   }
 }
 

@@ -1,5 +1,5 @@
 // OP_ROUTER: which experts a token goes to, and their weights; OP_COMBINE: the experts' outputs added up.
-// Scores are compared as whole numbers that sort as they do, NaN least of all, so that any scores give ids within range.
+// Scores are compared as whole numbers that sort as they do, NaN least of all: any scores give ids within range.
 #pragma once
 #include "elementwise.h"
 #include "norm.h"
@@ -7,36 +7,39 @@
 namespace inferflow {
 namespace {
 
+constexpr int32_t TAKEN = INT32_MIN;  // below every score
+
 // −∞ < … < −0 = +0 < … < ∞ keep their order; NaN is below all of them.
-inline int32_t order_of(float x) {
-  if (x != x) return INT32_MIN;
-  x += 0.0f;  // −0 becomes +0
-  int32_t bits;
-  memcpy(&bits, &x, 4);
-  return bits < 0 ? bits ^ INT32_MAX : bits;
+inline void orders_of(const float* x, int64_t n, int32_t* orders) {
+  for (int64_t i = 0; i < n; i += LANES) {
+    const int64_t lanes = least(n - i, LANES);
+    const vf v = take(x + i, 1, lanes) + vf{};  // −0 becomes +0
+    const vi bits = as_int(v), order = v != v ? set1i(TAKEN + 1) : bits < vi{} ? bits ^ set1i(INT32_MAX) : bits;
+    put(reinterpret_cast<float*>(orders + i), 1, as_float(order), lanes);
+  }
 }
 
-// The index of the greatest; of several, the first. Entries that `taken` marks are left out, unless it is null.
-inline int64_t greatest(const float* x, int64_t n, const uint8_t* taken) {
-  int64_t best = -1;
-  for (int64_t i = 0; i < n; i++)
-    if (!(taken && taken[i]) && (best < 0 || order_of(x[i]) > order_of(x[best]))) best = i;
+// The index of the greatest; of several, the first.
+inline int64_t greatest(const int32_t* orders, int64_t n) {
+  int32_t top = TAKEN;
+  for (int64_t i = 0; i < n; i++) top = orders[i] > top ? orders[i] : top;
+  int64_t best = 0;
+  while (orders[best] != top) best++;
   return best;
 }
 
 // One token's working memory, [experts] each: the logits, and what is made of them.
 struct RouterRoom {
   float *logits, *scores, *choice, *groups, *weights;
-  int32_t* ids;
-  uint8_t* taken;
+  int32_t *ids, *orders;
   RouterRoom(Scratch& scratch, int64_t experts) {
-    logits = reinterpret_cast<float*>(scratch.get(experts * 25));
+    logits = reinterpret_cast<float*>(scratch.get(experts * 28));
     scores = logits + experts;
     choice = scores + experts;
     groups = choice + experts;
     weights = groups + experts;
     ids = reinterpret_cast<int32_t*>(weights + experts);
-    taken = reinterpret_cast<uint8_t*>(ids + experts);
+    orders = ids + experts;
   }
 };
 
@@ -59,10 +62,10 @@ inline float group_score(const float* x, int64_t n, bool top2) {
 inline void keep_best_groups(const RouterArgs& op, RouterRoom& room) {
   const int64_t each = op.experts / op.groups;
   for (int64_t g = 0; g < op.groups; g++) room.groups[g] = group_score(room.choice + g * each, each, op.group_top2);
-  memset(room.taken, 0, op.groups);
-  for (int64_t n = 0; n < op.top_groups; n++) room.taken[greatest(room.groups, op.groups, room.taken)] = 1;
+  orders_of(room.groups, op.groups, room.orders);
+  for (int64_t n = 0; n < op.top_groups; n++) room.orders[greatest(room.orders, op.groups)] = TAKEN;
   for (int64_t e = 0; e < op.experts; e++)
-    if (!room.taken[e / each]) room.choice[e] = -INF;
+    if (room.orders[e / each] != TAKEN) room.choice[e] = -INF;
 }
 
 // bias: null or [experts], `apart` from each other.
@@ -74,10 +77,10 @@ inline void route(const RouterArgs& op, RouterRoom& room, const float* bias, int
   else memcpy(scores, room.logits, n * 4);
   for (int64_t e = 0; e < n; e++) room.choice[e] = bias ? scores[e] + bias[e * apart] : scores[e];
   if (op.groups) keep_best_groups(op, room);
-  memset(room.taken, 0, n);
+  orders_of(room.choice, n, room.orders);
   for (int64_t j = 0; j < k; j++) {
-    const int64_t best = greatest(room.choice, n, room.taken);
-    room.taken[best] = 1;
+    const int64_t best = greatest(room.orders, n);
+    room.orders[best] = TAKEN;
     room.ids[j] = static_cast<int32_t>(best);
     weights[j] = scores[best];
   }
@@ -95,7 +98,8 @@ inline void route_sparsemixer(const RouterArgs& op, RouterRoom& room) {
   const float limit = 2 * static_cast<float>(op.jitter);
   memcpy(room.scores, room.logits, n * 4);
   for (int64_t j = 0; j < op.top_k; j++) {
-    const int64_t best = greatest(room.scores, n, nullptr);
+    orders_of(room.scores, n, room.orders);
+    const int64_t best = greatest(room.orders, n);
     const float peak = room.scores[best];
     for (int64_t e = 0; e < n; e++) {
       const float logit = room.logits[e], size = __builtin_fabsf(logit), scale = size <= peak || peak != peak ? peak : size;

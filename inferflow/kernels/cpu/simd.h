@@ -105,9 +105,20 @@ inline float largest(vf v) {
   return x[0];
 }
 
-// e^x to within 2 units in the last place for all x: 2^n · p(r), r in ±ln2/2; 0 below −104, infinity above 88.8, NaN stays.
-inline vf exp(vf x) {
-  const vf t = max(min(x, set1(89.0f)), set1(-104.0f));
+// low … high, NaN stays.
+inline vf limited(vf x, float low, float high) {
+#if defined(__AVX512F__)  // of a NaN and a number, these give the second operand
+  return (vf)_mm512_max_ps((__m512)set1(low), _mm512_min_ps((__m512)set1(high), (__m512)x));
+#elif defined(__AVX2__)
+  return (vf)_mm256_max_ps((__m256)set1(low), _mm256_min_ps((__m256)set1(high), (__m256)x));
+#else
+  return pick(x < set1(low), set1(low), pick(x > set1(high), set1(high), x));
+#endif
+}
+
+// e^x to within 2 units in the last place for all x: 2^n · p(r), r in ±ln2/2; 0 below −104, infinity above 88.8, NaN stays (p is NaN).
+__attribute__((always_inline)) inline vf exp(vf x) {
+  const vf t = limited(x, -104.0f, 89.0f);
   const vf n = round_even(t * set1(1.44269504f));
   vf r = fma(n, set1(-0.693359375f), t);
   r = fma(n, set1(2.12194440e-4f), r);
@@ -118,9 +129,8 @@ inline vf exp(vf x) {
   p = fma(p, r, set1(1.6666665459e-1f));
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(p, r * r, r) + set1(1.0f);
-  const vi whole = to_int(pick(x != x, vf{}, n)), half = whole >> 1;  // in two steps: subnormal results too
-  const vf y = p * as_float((half + set1i(127)) << 23) * as_float((whole - half + set1i(127)) << 23);
-  return pick(x != x, x, y);
+  const vi whole = to_int(n), half = whole >> 1;  // in two steps: subnormal results too
+  return p * as_float((half + set1i(127)) << 23) * as_float((whole - half + set1i(127)) << 23);
 }
 
 // 16-bit floats, widened exactly.

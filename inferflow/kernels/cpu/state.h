@@ -1,64 +1,65 @@
 // What keeps a state per sequence: OP_CONV, the causal depthwise convolution, and OP_RECURRENCE, linear attention with a decay.
-// A unit is one sequence's share of the channels or heads and takes its tokens in order, so chunks of any size give the same bits.
+// A unit holds some channels or heads and takes each sequence's tokens in order, so chunks of any size give the same bits.
 // A sequence's first step (past = 0) starts from zeros, whatever the state array holds.
 #pragma once
-#include "view.h"
+#include "elementwise.h"
 
 namespace inferflow {
 namespace {
 
 // ---------------------------------------------------------------------------------------------------- convolution
 
-constexpr int64_t CONV_CHANNELS = 256;  // of a unit
+constexpr int64_t CONV_CHANNELS = 128, MAX_KERNEL = 64;
 
-inline int64_t conv_units(const void* args, const Step& step) {
-  const auto& op = *static_cast<const ConvArgs*>(args);
-  return step.span_count * ceil_div(last_size(op.in), CONV_CHANNELS);
-}
-
-// y = Σ_j w[j]·seen[j] (+ b) for `n` channels; seen[j] is row (oldest + j) % kernel of the ring.
-inline void conv_token(const float* ring, const float* w, const float* bias, int64_t kernel, int64_t oldest, float* y, int64_t sy,
-                       int64_t n) {
+// y = Σ_j w[j]·seen[j] (+ bias) for n channels; seen[j] has elements `apart[j]` from each other, w is [kernel, CONV_CHANNELS].
+inline void conv_token(const float* const* seen, const int64_t* apart, const float* w, const float* bias, int64_t kernel, float* y,
+                       int64_t sy, int64_t n) {
   for (int64_t c = 0; c < n; c += LANES) {
     const int64_t lanes = least(n - c, LANES);
-    vf total = load(ring + oldest * CONV_CHANNELS + c) * load(w + c);
-    for (int64_t j = 1, row = oldest; j < kernel; j++) {
-      row = row + 1 < kernel ? row + 1 : 0;
-      total += load(ring + row * CONV_CHANNELS + c) * load(w + j * CONV_CHANNELS + c);
-    }
+    vf total = take(seen[0] + c * apart[0], apart[0], lanes) * load(w + c);
+    for (int64_t j = 1; j < kernel; j++) total += take(seen[j] + c * apart[j], apart[j], lanes) * load(w + j * CONV_CHANNELS + c);
     if (bias) total += take(bias + c, 1, lanes);
     put(y + c * sy, sy, total, lanes);
   }
 }
 
-// One sequence, channels [first, first + n). ring and w: [kernel, CONV_CHANNELS] of working memory.
-inline void conv_sequence(const ConvArgs& op, const Step& step, const Span& span, int64_t first, int64_t n, float* ring, float* w) {
-  const int64_t kernel = op.kernel, channels = last_size(op.in), sx = last_stride(op.in), sy = last_stride(op.out);
-  float* state = op.state + span.slot * (kernel - 1) * channels + first;
-  for (int64_t j = 0; j < kernel; j++)
-    for (int64_t c = 0; c < n; c++) w[j * CONV_CHANNELS + c] = op.weight[(first + c) * kernel + j];
-  for (int64_t j = 0; j < kernel - 1; j++)
-    for (int64_t c = 0; c < n; c++) ring[j * CONV_CHANNELS + c] = span.past ? state[j * channels + c] : 0.0f;
-  int64_t newest = kernel - 1;
-  for (int64_t t = span.start; t < span.start + span.count; t++) {
-    const float* x = at(op.in, step, t) + first * sx;
-    for (int64_t c = 0; c < n; c++) ring[newest * CONV_CHANNELS + c] = x[c * sx];
-    const int64_t oldest = newest + 1 < kernel ? newest + 1 : 0;
-    conv_token(ring, w, op.bias ? op.bias + first : nullptr, kernel, oldest, at(op.out, step, t) + first * sy, sy, n);
-    newest = oldest;
+// Channels [first, first + n) of one sequence: a token sees rows t … t + kernel − 1 of the state with the inputs behind it.
+// The output may not lie on the input.
+inline void conv_sequence(const ConvArgs& op, const Step& step, const Span& span, int64_t first, int64_t n, const float* w) {
+  const int64_t before = op.kernel - 1, channels = last_size(op.in), sx = last_stride(op.in), sy = last_stride(op.out);
+  float* state = op.state + span.slot * before * channels + first;
+  const auto same = [](vf x) { return x; };
+  const float zero = 0;
+  for (int64_t j = 0; j < before && !span.past; j++) map1(state + j * channels, 1, &zero, 0, n, same);
+  const float* seen[MAX_KERNEL];
+  int64_t apart[MAX_KERNEL];
+  const auto look_from = [&](int64_t row) {
+    for (int64_t j = 0; j < op.kernel; j++, row++) {
+      seen[j] = row < before ? state + row * channels : at(op.in, step, span.start + row - before) + first * sx;
+      apart[j] = row < before ? 1 : sx;
+    }
+  };
+  for (int64_t t = 0; t < span.count; t++) {
+    look_from(t);
+    const float* bias = op.bias ? op.bias + first : nullptr;
+    conv_token(seen, apart, w, bias, op.kernel, at(op.out, step, span.start + t) + first * sy, sy, n);
   }
-  for (int64_t j = 0; j < kernel - 1; j++)  // `newest` is now the row that the next input would take
-    memcpy(state + j * channels, ring + (newest + 1 + j) % kernel * CONV_CHANNELS, n * 4);
+  look_from(span.count - 1);  // all but the oldest of what the last token saw
+  for (int64_t j = 0; j < before; j++) map1(state + j * channels, 1, seen[j + 1], apart[j + 1], n, same);
 }
 
+inline int64_t conv_units(const void* args, const Step& step) {
+  return step.span_count ? ceil_div(last_size(static_cast<const ConvArgs*>(args)->in), CONV_CHANNELS) : 0;
+}
 inline void conv_run(const void* args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
   const auto& op = *static_cast<const ConvArgs*>(args);
-  const int64_t channels = last_size(op.in), pieces = ceil_div(channels, CONV_CHANNELS), room = op.kernel * CONV_CHANNELS;
-  float* ring = reinterpret_cast<float*>(scratch.get(2 * room * 4));
-  memset(ring, 0, 2 * room * 4);  // lanes beyond the last channel are computed too
+  float* w = reinterpret_cast<float*>(scratch.get(op.kernel * CONV_CHANNELS * 4));
   for (int64_t unit = begin; unit < end; unit++) {
-    const int64_t first = unit % pieces * CONV_CHANNELS, n = least(CONV_CHANNELS, channels - first);
-    conv_sequence(op, step, step.spans[unit / pieces], first, n, ring, ring + room);
+    const int64_t first = unit * CONV_CHANNELS, n = least(CONV_CHANNELS, last_size(op.in) - first);
+    for (int64_t j = 0; j < op.kernel; j++)
+      for (int64_t c = 0; c < CONV_CHANNELS; c++)
+        w[j * CONV_CHANNELS + c] = c < n ? op.weight[(first + c) * op.kernel + j] : 0.0f;
+    for (int64_t s = 0; s < step.span_count; s++) conv_sequence(op, step, step.spans[s], first, n, w);
   }
 }
 
@@ -137,21 +138,27 @@ inline void advance(const Head& head, float* state, int64_t dk, int64_t dv) {
   for (; first < dv; first += LANES) advance_columns<1>(head, state, dk, dv, first, least(dv - first, LANES));
 }
 
-inline Head head_of(const RecurrenceArgs& op, const Step& step, int64_t t, int64_t h) {
-  const int64_t g = h / (op.heads / op.groups);
-  const auto row = [&](const Tensor& x, int64_t n) { return at(x, step, t) + n * x.strides[0]; };
-  return {row(op.q, g),
-          row(op.k, g),
-          row(op.v, h),
-          row(op.decay, h),
-          given(op.beta) ? row(op.beta, h) : nullptr,
-          row(op.out, h),
-          op.q.strides[1],
-          op.k.strides[1],
-          op.v.strides[1],
-          op.decay_per_key ? op.decay.strides[1] : 0,
-          op.out.strides[1]};
-}
+// The inputs of one token: its first head's, and how far apart the heads' are (q and k serve `share` heads each).
+struct Heads {
+  Head first;
+  int64_t share, q, k, v, decay, beta, out;
+
+  Heads(const RecurrenceArgs& op, const Step& step, int64_t t) : share(op.heads / op.groups) {
+    const bool delta = given(op.beta);
+    first = {at(op.q, step, t), at(op.k, step, t), at(op.v, step, t), at(op.decay, step, t), delta ? at(op.beta, step, t) : nullptr,
+             at(op.out, step, t), op.q.strides[1], op.k.strides[1], op.v.strides[1],
+             op.decay_per_key ? op.decay.strides[1] : 0, op.out.strides[1]};
+    q = op.q.strides[0], k = op.k.strides[0], v = op.v.strides[0], decay = op.decay.strides[0], out = op.out.strides[0];
+    beta = delta ? op.beta.strides[0] : 0;
+  }
+  Head head(int64_t h) const {
+    Head made = first;
+    const int64_t group = h / share;
+    made.q += group * q, made.k += group * k, made.v += h * v, made.decay += h * decay, made.out += h * out;
+    if (made.beta) made.beta += h * beta;
+    return made;
+  }
+};
 
 inline int64_t recurrence_units(const void* args, const Step& step) {
   const auto& op = *static_cast<const RecurrenceArgs*>(args);
@@ -165,8 +172,10 @@ inline void recurrence_run(const void* args, const Step& step, int64_t begin, in
     const int64_t first = unit % pieces * each, last = least(op.heads, first + each);
     float* state = op.state + span.slot * op.heads * size;
     if (!span.past) memset(state + first * size, 0, (last - first) * size * 4);
-    for (int64_t t = span.start; t < span.start + span.count; t++)
-      for (int64_t h = first; h < last; h++) advance(head_of(op, step, t, h), state + h * size, op.dk, op.dv);
+    for (int64_t t = span.start; t < span.start + span.count; t++) {
+      const Heads heads(op, step, t);
+      for (int64_t h = first; h < last; h++) advance(heads.head(h), state + h * size, op.dk, op.dv);
+    }
   }
 }
 
