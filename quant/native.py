@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +22,6 @@ __all__ = ["available", "encode", "find_scales", "hadamard"]
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
-
-POINTER, LONG, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 @cache
@@ -40,12 +40,25 @@ def _threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _pointer(array: NDArray[np.generic] | None) -> int | None:
-    if array is None:
-        return None
-    if not array.flags.c_contiguous:
-        raise ValueError("the compiled helper wants contiguous arrays")
-    return array.ctypes.data
+def _call(
+    name: str, arrays: Sequence[NDArray[Any] | None], numbers: Sequence[int], reals: Sequence[float] = ()
+) -> None:
+    """Calls a function of the library. It takes pointers (null for None), 64-bit integers, floats, in that order."""
+    for array in arrays:
+        if array is not None and not array.flags.c_contiguous:
+            raise ValueError("the compiled helper wants contiguous arrays")
+    library = _library()
+    assert library is not None
+    getattr(library, name)(
+        *(ctypes.c_void_p(None if array is None else array.ctypes.data) for array in arrays),
+        *map(ctypes.c_int64, numbers),
+        *map(ctypes.c_float, reals),
+    )
+
+
+def _stored(factor: Floats) -> Floats:
+    """A factor as the library reads it: transposed, so that the columns of R are contiguous."""
+    return np.ascontiguousarray(factor.T)
 
 
 def find_scales(
@@ -57,34 +70,28 @@ def find_scales(
     tries: tuple[float, float, int, int],
 ) -> Floats | None:
     """`solve.find_scales`; tries: its NARROW, WIDE, CANDIDATES, REFITS."""
-    if (library := _library()) is None:
+    if not available():
         return None
     scales = np.empty((w.shape[0], w.shape[1] // GROUP), np.float32)
     narrow, wide, candidates, refits = tries
     parts = np.array([step / (candidates - 1) for step in range(candidates)], np.float32)
-    library.find_scales(
-        *(POINTER(_pointer(array)) for array in (w, factor, table, grid, parts, scales)),
-        *(LONG(n) for n in (*w.shape, factor.ndim == 2, table.shape[1], candidates, refits, _threads())),
-        *(FLOAT(x) for x in (deviation, narrow, wide)),
-    )
+    sizes = (*w.shape, factor.ndim == 2, table.shape[1], candidates, refits, _threads())
+    _call("find_scales", (w, _stored(factor), table, grid, parts, scales), sizes, (deviation, narrow, wide))
     return scales
 
 
 def encode(w: Floats, factor: Floats, scales: Floats, table: Bytes) -> tuple[Bytes, Floats] | None:
     """`solve.encode`."""
-    if (library := _library()) is None:
+    if not available():
         return None
     codes, error = np.empty((w.shape[0], w.shape[1] // 2), np.uint8), np.empty_like(w)
-    library.encode(
-        *(POINTER(_pointer(array)) for array in (w, factor, table, np.ascontiguousarray(scales), codes, error)),
-        *(LONG(n) for n in (*w.shape, factor.ndim == 2, table.shape[1], _threads())),
-    )
+    sizes = (*w.shape, factor.ndim == 2, table.shape[1], _threads())
+    _call("encode", (w, _stored(factor), table, np.ascontiguousarray(scales), codes, error), sizes)
     return codes, error
 
 
 def hadamard(x: Floats, width: int) -> bool:
     """`rotation.hadamard` in place."""
-    if (library := _library()) is None:
-        return False
-    library.hadamard(POINTER(_pointer(x)), LONG(x.size // width), LONG(width), LONG(_threads()))
-    return True
+    if available():
+        _call("hadamard", (x,), (x.size // width, width, _threads()))
+    return available()

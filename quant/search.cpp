@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -38,17 +37,16 @@ struct Table {
   float x[MOST_POINTS], y[MOST_POINTS];
 };
 
-// One group: z and, for a full factor, Σ_{j<=k} z_j R_jk, which no choice changes. factor: [64, 64], or [64] when diagonal.
+// One group: z and Σ_{j<=k} z_j R_jk, which no choice changes. factor: Rᵀ [64, 64], so that a column of R is contiguous, or the
+// diagonal [64] (then FULL is false in what follows).
 struct Group {
   Lanes z[GROUP], whole[GROUP];
   const float* factor;
-  bool full;
 };
 
 struct Result {
   Lanes error[GROUP];
   Lanes loss, fitted;
-  alignas(32) float scratch[ROWS];
   uint8_t codes[PAIRS][ROWS];
 };
 
@@ -58,15 +56,57 @@ INLINE Eight absolute(Eight a) { return (Eight)((Mask)a & 0x7fffffff); }
 INLINE Eight smaller(Eight a, Eight b) { return a < b ? a : b; }
 INLINE Eight larger(Eight a, Eight b) { return a < b ? b : a; }
 
-INLINE void load(const Table& table, const float* factor, bool full, int i, float* u, float* v, float* w) {
-  const float a = full ? factor[i * GROUP + i] : factor[i], b = full ? factor[i * GROUP + i + 1] : 0;
-  const float c = full ? factor[(i + 1) * GROUP + i + 1] : factor[i + 1];
-  for (int64_t k = 0; k < table.points; ++k) u[k] = a * table.x[k], v[k] = b * table.x[k], w[k] = c * table.y[k];
+// The factor's share in one pair: (x, y) counts (x a, x b + y c).
+struct Pair {
+  float a, b, c;
+};
+
+template <bool FULL>
+INLINE Pair pair_of(const float* factor, int i) {
+  if (!FULL) return {factor[i], 0, factor[i + 1]};
+  return {factor[i * GROUP + i], factor[(i + 1) * GROUP + i], factor[(i + 1) * GROUP + i + 1]};
 }
 
-// The indices of the points nearest to x, y: the sign of x that gives less is found again afterwards.
-INLINE void nearest(const Lanes& x, const Lanes& y, bool full, int64_t points, const float* u, const float* v, const float* w,
-                    Mask index[HALVES]) {
+INLINE Lanes first(const Pair& pair, const Lanes& x) {
+  Lanes out;
+  for (int h = 0; h < HALVES; ++h) out.half[h] = x.half[h] * splat(pair.a);
+  return out;
+}
+
+INLINE Lanes second(const Pair& pair, const Lanes& x, const Lanes& y) {
+  Lanes out;
+  for (int h = 0; h < HALVES; ++h) out.half[h] = x.half[h] * splat(pair.b) + y.half[h] * splat(pair.c);
+  return out;
+}
+
+// Σ_{j<i} values_j R_jk for k = i and i + 1.
+template <bool FULL>
+INLINE void of_earlier(const Lanes* values, const float* factor, int i, Lanes& x, Lanes& y) {
+  for (int h = 0; h < HALVES; ++h) x.half[h] = y.half[h] = Eight{};
+  if (!FULL) return;
+  const float *rx = factor + i * GROUP, *ry = rx + GROUP;
+  for (int j = 0; j < i; ++j)
+    for (int h = 0; h < HALVES; ++h) {
+      x.half[h] = x.half[h] + splat(rx[j]) * values[j].half[h];
+      y.half[h] = y.half[h] + splat(ry[j]) * values[j].half[h];
+    }
+}
+
+// Squared distances of (x, y) to a point with positive and with negative qx, each with the better sign of qy.
+INLINE void distances(Eight x, Eight y, Eight u, Eight v, Eight w, Eight& up, Eight& down) {
+  const Eight up_x = x - u, down_x = x + u;
+  const Eight up_y = absolute(y - v) - w, down_y = absolute(y + v) - w;
+  up = up_x * up_x + up_y * up_y;
+  down = down_x * down_x + down_y * down_y;
+}
+
+// The indices of the points nearest to (x, y), whatever their signs.
+template <bool FULL>
+INLINE void nearest(const Lanes& x, const Lanes& y, const Pair& pair, const Table& table, Mask index[HALVES]) {
+  float u[MOST_POINTS], v[MOST_POINTS], w[MOST_POINTS];
+  for (int64_t k = 0; k < table.points; ++k) u[k] = pair.a * table.x[k];
+  for (int64_t k = 0; FULL && k < table.points; ++k) v[k] = pair.b * table.x[k];
+  for (int64_t k = 0; k < table.points; ++k) w[k] = pair.c * table.y[k];
   Eight best[HALVES], ax[HALVES], ay[HALVES];
   for (int h = 0; h < HALVES; ++h) {
     best[h] = splat(std::numeric_limits<float>::infinity());
@@ -74,106 +114,95 @@ INLINE void nearest(const Lanes& x, const Lanes& y, bool full, int64_t points, c
     ax[h] = absolute(x.half[h]);
     ay[h] = absolute(y.half[h]);
   }
-  for (int64_t k = 0; k < points; ++k) {
-    const Eight uk = splat(u[k]), vk = splat(v[k]), wk = splat(w[k]);
-    const Mask number = Mask{} + (int32_t)k;
+  Mask number{};
+  for (int64_t k = 0; k < table.points; ++k, number += 1) {
+    const Eight uk = splat(u[k]), vk = splat(FULL ? v[k] : 0), wk = splat(w[k]);
     for (int h = 0; h < HALVES; ++h) {
-      Eight value;
-      if (full) {
-        const Eight up_x = x.half[h] - uk, down_x = x.half[h] + uk;
-        const Eight up_y = absolute(y.half[h] - vk) - wk, down_y = absolute(y.half[h] + vk) - wk;
-        value = smaller(up_x * up_x + up_y * up_y, down_x * down_x + down_y * down_y);
-      } else {  // the sign is that of x, and |x| gives the same bits
+      Eight value, down;
+      if (FULL) {
+        distances(x.half[h], y.half[h], uk, vk, wk, value, down);
+        value = smaller(value, down);
+      } else {  // the signs are those of x and y, and these are the same bits
         const Eight dx = ax[h] - uk, dy = ay[h] - wk;
         value = dx * dx + dy * dy;
       }
-      const Mask better = value < best[h];
-      index[h] = better ? number : index[h];
+      index[h] = value < best[h] ? number : index[h];
       best[h] = smaller(value, best[h]);
     }
   }
 }
 
-// What the earlier pairs of the group left over goes to all later columns.
-INLINE void spread(Lanes* left, const float* factor, int i, const Lanes& ex, const Lanes& ey) {
-  for (int k = i + 2; k < GROUP; ++k) {
-    const Eight rx = splat(factor[i * GROUP + k]), ry = splat(factor[(i + 1) * GROUP + k]);
-    for (int h = 0; h < HALVES; ++h) {
-      left[k].half[h] = left[k].half[h] + rx * ex.half[h];
-      left[k].half[h] = left[k].half[h] + ry * ey.half[h];
-    }
+// The signed points of these indices: their codes, and their coordinates.
+INLINE void choose(const Lanes& x, const Lanes& y, const Pair& pair, const Table& table, const Mask index[HALVES], uint8_t* codes,
+                   Lanes& qx, Lanes& qy) {
+  for (int h = 0; h < HALVES; ++h) {
+    for (int l = 0; l < 8; ++l) qx.half[h][l] = table.x[index[h][l]], qy.half[h][l] = table.y[index[h][l]];
+    const Eight u = splat(pair.a) * qx.half[h], v = splat(pair.b) * qx.half[h], w = splat(pair.c) * qy.half[h];
+    Eight up, down;
+    distances(x.half[h], y.half[h], u, v, w, up, down);
+    const Mask x_negative = down < up;
+    const Mask y_negative = select(x_negative, y.half[h] + v, y.half[h] - v) < Eight{};
+    const Mask code = index[h] + (x_negative & X_NEGATIVE) + (y_negative & Y_NEGATIVE);
+    for (int l = 0; l < 8; ++l) codes[h * 8 + l] = (uint8_t)code[l];
+    qx.half[h] = select(x_negative, -qx.half[h], qx.half[h]);
+    qy.half[h] = select(y_negative, -qy.half[h], qy.half[h]);
   }
 }
 
+template <bool FULL>
 INLINE void encode_group(const Group& group, const Lanes& scale, const Table& table, Result& out) {
-  Lanes left[GROUP], inverse, cross, power;
-  std::memset(left, 0, sizeof left);
-  const Eight zero = splat(0), one = splat(1);
+  Lanes inverse, cross{}, power{};
   for (int h = 0; h < HALVES; ++h) {
-    inverse.half[h] = scale.half[h] > zero ? one / scale.half[h] : zero;
-    cross.half[h] = power.half[h] = out.loss.half[h] = zero;
+    inverse.half[h] = scale.half[h] > Eight{} ? splat(1) / scale.half[h] : Eight{};
+    out.loss.half[h] = Eight{};
   }
   for (int i = 0; i < GROUP; i += 2) {
-    float u[MOST_POINTS], v[MOST_POINTS], w[MOST_POINTS];
-    load(table, group.factor, group.full, i, u, v, w);
-    const float *f = group.factor, *g = f + i * GROUP;
-    const Eight a = splat(group.full ? g[i] : f[i]), b = splat(group.full ? g[i + 1] : 0);
-    const Eight c = splat(group.full ? g[GROUP + i + 1] : f[i + 1]);
-    const Lanes &zx = group.z[i], &zy = group.z[i + 1];
-    Lanes x, y, ex, ey;
+    const Pair pair = pair_of<FULL>(group.factor, i);
+    const Lanes &zx = group.z[i], &zy = group.z[i + 1], own_x = first(pair, zx), own_y = second(pair, zx, zy);
+    Lanes left_x, left_y, x, y, qx, qy;
+    of_earlier<FULL>(out.error, group.factor, i, left_x, left_y);
     for (int h = 0; h < HALVES; ++h) {
-      x.half[h] = (zx.half[h] * a + left[i].half[h]) * inverse.half[h];
-      y.half[h] = ((zx.half[h] * b + zy.half[h] * c) + left[i + 1].half[h]) * inverse.half[h];
+      x.half[h] = (own_x.half[h] + left_x.half[h]) * inverse.half[h];
+      y.half[h] = (own_y.half[h] + left_y.half[h]) * inverse.half[h];
     }
     Mask index[HALVES];
-    nearest(x, y, group.full, table.points, u, v, w, index);
+    nearest<FULL>(x, y, pair, table, index);
+    choose(x, y, pair, table, index, out.codes[i / 2], qx, qy);
+    Lanes &ex = out.error[i], &ey = out.error[i + 1];
     for (int h = 0; h < HALVES; ++h) {
-      Eight uk, vk, wk, qx, qy;
-      for (int l = 0; l < 8; ++l) {
-        const int k = index[h][l];
-        uk[l] = u[k], vk[l] = v[k], wk[l] = w[k], qx[l] = table.x[k], qy[l] = table.y[k];
-      }
-      const Eight up_x = x.half[h] - uk, up_y = absolute(y.half[h] - vk) - wk;
-      const Eight down_x = x.half[h] + uk, down_y = absolute(y.half[h] + vk) - wk;
-      const Mask x_negative = down_x * down_x + down_y * down_y < up_x * up_x + up_y * up_y;
-      const Mask y_negative = select(x_negative, y.half[h] + vk, y.half[h] - vk) < zero;
-      const Mask code = index[h] + (x_negative & X_NEGATIVE) + (y_negative & Y_NEGATIVE);
-      for (int l = 0; l < 8; ++l) out.codes[i / 2][h * 8 + l] = (uint8_t)code[l];
-      ex.half[h] = zx.half[h] - scale.half[h] * select(x_negative, -qx, qx);
-      ey.half[h] = zy.half[h] - scale.half[h] * select(y_negative, -qy, qy);
-      const Eight rest_x = ex.half[h] * a + left[i].half[h];
-      const Eight rest_y = (ex.half[h] * b + ey.half[h] * c) + left[i + 1].half[h];
-      const Eight all_x = group.whole[i].half[h], all_y = group.whole[i + 1].half[h];
-      const Eight made_x = all_x - rest_x, made_y = all_y - rest_y;
-      out.loss.half[h] = out.loss.half[h] + (rest_x * rest_x + rest_y * rest_y);
-      cross.half[h] = cross.half[h] + (all_x * made_x + all_y * made_y);
-      power.half[h] = power.half[h] + (made_x * made_x + made_y * made_y);
+      ex.half[h] = zx.half[h] - scale.half[h] * qx.half[h];
+      ey.half[h] = zy.half[h] - scale.half[h] * qy.half[h];
     }
-    out.error[i] = ex, out.error[i + 1] = ey;
-    if (group.full) spread(left, f, i, ex, ey);
+    const Lanes made_x = first(pair, ex), made_y = second(pair, ex, ey);
+    for (int h = 0; h < HALVES; ++h) {
+      const Eight rest_x = made_x.half[h] + left_x.half[h], rest_y = made_y.half[h] + left_y.half[h];
+      const Eight all_x = group.whole[i].half[h], all_y = group.whole[i + 1].half[h];
+      const Eight got_x = all_x - rest_x, got_y = all_y - rest_y;
+      out.loss.half[h] = out.loss.half[h] + (rest_x * rest_x + rest_y * rest_y);
+      cross.half[h] = cross.half[h] + (all_x * got_x + all_y * got_y);
+      power.half[h] = power.half[h] + (got_x * got_x + got_y * got_y);
+    }
   }
   for (int h = 0; h < HALVES; ++h) {
-    const Eight ratio = power.half[h] > zero ? cross.half[h] / power.half[h] : one;
-    out.fitted.half[h] = scale.half[h] * larger(ratio, zero);
+    const Eight ratio = power.half[h] > Eight{} ? cross.half[h] / power.half[h] : splat(1);
+    out.fitted.half[h] = scale.half[h] * larger(ratio, Eight{});
   }
 }
 
-INLINE void begin(Group& group, const float* w, int64_t stride, const float* factor, bool full) {
+template <bool FULL>
+INLINE void begin(Group& group, const float* w, int64_t stride, const float* factor) {
   group.factor = factor;
-  group.full = full;
   for (int j = 0; j < GROUP; ++j)
     for (int r = 0; r < ROWS; ++r) group.z[j].half[r / 8][r % 8] = w[r * stride + j];
-  std::memset(group.whole, 0, sizeof group.whole);
   for (int i = 0; i < GROUP; i += 2) {
-    const float *f = factor, *g = f + i * GROUP;
-    const Eight a = splat(full ? g[i] : f[i]), b = splat(full ? g[i + 1] : 0);
-    const Eight c = splat(full ? g[GROUP + i + 1] : f[i + 1]);
-    const Lanes &zx = group.z[i], &zy = group.z[i + 1];
+    const Pair pair = pair_of<FULL>(factor, i);
+    const Lanes own_x = first(pair, group.z[i]), own_y = second(pair, group.z[i], group.z[i + 1]);
+    Lanes left_x, left_y;
+    of_earlier<FULL>(group.z, factor, i, left_x, left_y);
     for (int h = 0; h < HALVES; ++h) {
-      group.whole[i].half[h] = group.whole[i].half[h] + zx.half[h] * a;
-      group.whole[i + 1].half[h] = group.whole[i + 1].half[h] + (zx.half[h] * b + zy.half[h] * c);
+      group.whole[i].half[h] = left_x.half[h] + own_x.half[h];
+      group.whole[i + 1].half[h] = left_y.half[h] + own_y.half[h];
     }
-    if (full) spread(group.whole, f, i, zx, zy);
   }
 }
 
@@ -184,11 +213,12 @@ struct Tries {
 };
 
 // The smallest and the largest scale to try.
+template <bool FULL>
 INLINE void range(const Group& group, const Tries& tries, Lanes& low, Lanes& high) {
   float total = 0;
   Lanes power{}, largest{};
   for (int j = 0; j < GROUP; ++j) {
-    const float weight = group.factor[group.full ? j * GROUP + j : j];
+    const float weight = group.factor[FULL ? j * GROUP + j : j];
     if (!(weight > 0)) continue;
     total += weight * weight;
     for (int h = 0; h < HALVES; ++h) {
@@ -215,9 +245,10 @@ INLINE Lanes snap(Lanes scale, const float* grid) {
   return scale;
 }
 
+template <bool FULL>
 INLINE Lanes search(const Group& group, const Tries& tries, const float* grid, const Table& table, Result& result) {
   Lanes low, high, best, chosen{};
-  range(group, tries, low, high);
+  range<FULL>(group, tries, low, high);
   Lanes fitted = low;
   for (int h = 0; h < HALVES; ++h) best.half[h] = splat(std::numeric_limits<float>::infinity());
   for (int64_t attempt = 0; attempt < tries.candidates + tries.refits; ++attempt) {
@@ -227,7 +258,7 @@ INLINE Lanes search(const Group& group, const Tries& tries, const float* grid, c
       for (int h = 0; h < HALVES; ++h) scale.half[h] = low.half[h] + (high.half[h] - low.half[h]) * (part * part);
     }
     scale = snap(scale, grid);
-    encode_group(group, scale, table, result);
+    encode_group<FULL>(group, scale, table, result);
     for (int h = 0; h < HALVES; ++h) {
       const Mask better = result.loss.half[h] < best.half[h];
       best.half[h] = select(better, result.loss.half[h], best.half[h]);
@@ -239,33 +270,47 @@ INLINE Lanes search(const Group& group, const Tries& tries, const float* grid, c
 }
 
 // 16 rows of a matrix of `columns`; one scale a group and row.
-CLONES void search_tile(const float* w, int64_t columns, const float* factor, bool full, const Table& table, const Tries& tries,
+template <bool FULL>
+INLINE void search_rows(const float* w, int64_t columns, const float* factor, const Table& table, const Tries& tries,
                         const float* grid, float* scales) {
   Group group;
   Result result;
   const int64_t groups = columns / GROUP;
   for (int64_t g = 0; g < groups; ++g) {
-    begin(group, w + g * GROUP, columns, factor + (full ? 0 : g * GROUP), full);
-    const Lanes chosen = search(group, tries, grid, table, result);
+    begin<FULL>(group, w + g * GROUP, columns, factor + (FULL ? 0 : g * GROUP));
+    const Lanes chosen = search<FULL>(group, tries, grid, table, result);
     for (int r = 0; r < ROWS; ++r) scales[r * groups + g] = chosen.half[r / 8][r % 8];
   }
 }
 
-CLONES void encode_tile(const float* w, int64_t columns, const float* factor, bool full, const Table& table,
-                        const float* scales, uint8_t* codes, float* error) {
+template <bool FULL>
+INLINE void encode_rows(const float* w, int64_t columns, const float* factor, const Table& table, const float* scales,
+                        uint8_t* codes, float* error) {
   Group group;
   Result result;
   const int64_t groups = columns / GROUP;
   for (int64_t g = 0; g < groups; ++g) {
-    begin(group, w + g * GROUP, columns, factor + (full ? 0 : g * GROUP), full);
-    Lanes scale;
+    begin<FULL>(group, w + g * GROUP, columns, factor + (FULL ? 0 : g * GROUP));
+    Lanes scale{};
     for (int r = 0; r < ROWS; ++r) scale.half[r / 8][r % 8] = scales[r * groups + g];
-    encode_group(group, scale, table, result);
+    encode_group<FULL>(group, scale, table, result);
     for (int r = 0; r < ROWS; ++r) {
       for (int p = 0; p < PAIRS; ++p) codes[r * columns / 2 + g * PAIRS + p] = result.codes[p][r];
       for (int j = 0; j < GROUP; ++j) error[r * columns + g * GROUP + j] = result.error[j].half[r / 8][r % 8];
     }
   }
+}
+
+CLONES void search_tile(const float* w, int64_t columns, const float* factor, bool full, const Table& table, const Tries& tries,
+                        const float* grid, float* scales) {
+  full ? search_rows<true>(w, columns, factor, table, tries, grid, scales)
+       : search_rows<false>(w, columns, factor, table, tries, grid, scales);
+}
+
+CLONES void encode_tile(const float* w, int64_t columns, const float* factor, bool full, const Table& table,
+                        const float* scales, uint8_t* codes, float* error) {
+  full ? encode_rows<true>(w, columns, factor, table, scales, codes, error)
+       : encode_rows<false>(w, columns, factor, table, scales, codes, error);
 }
 
 CLONES void hadamard_block(float* x, int64_t width, float norm) {
@@ -301,7 +346,7 @@ Table widen(const uint8_t* table, int64_t points) {
 
 }  // namespace
 
-// rows: a multiple of 16; columns: of 64. full: factor is [64, 64] and columns 64, otherwise factor is [columns].
+// rows: a multiple of 16; columns: of 64. full: factor is Rᵀ [64, 64] and columns 64, otherwise factor is [columns].
 extern "C" void find_scales(const float* w, const float* factor, const uint8_t* table, const float* grid, const float* parts,
                             float* scales, int64_t rows, int64_t columns, int64_t full, int64_t points, int64_t candidates,
                             int64_t refits, int64_t threads, float deviation, float narrow, float wide) {
