@@ -85,7 +85,7 @@ def library(name, folder, sources):
 
 
 LIBRARIES = [
-    library("inferflow.kernels._cpu", CPU, [
+    library("inferflow.kernels.cpu.engine", CPU, [
         "dispatch.cpp", "engine.cpp", "pool.cpp", *(f"isa_{isa}.cpp" for isa in ISAS.get(MACHINE, {"portable": []})),
     ]),
     library("quant._search", "quant", ["search.cpp"]),

@@ -219,7 +219,7 @@ _MIRRORS: tuple[type[Structure], ...] = (
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    path = Path(__file__).parent / "_cpu.so"
+    path = Path(__file__).parent / "cpu" / "engine.so"
     if not path.exists():
         return None
     library = ctypes.CDLL(str(path))

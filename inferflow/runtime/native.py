@@ -15,7 +15,8 @@ from ..graph.graph import Graph, Node
 from ..graph.primitives import PRIMITIVES
 from ..kernels import native
 from .batch import StepBatch
-from .program import Parameters, Program, compile_program
+from .constants import Parameters
+from .program import Program, compile_program
 
 __all__ = ["BLOCK_SIZE", "KV_TYPES", "NativeCache", "NativeExecutor", "cache_type"]
 

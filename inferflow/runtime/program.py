@@ -10,31 +10,21 @@ import ctypes
 import math
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import Structure
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from ..errors import UnsupportedError
 from ..graph.axes import alignment
-from ..graph.fuse import Layout, Part, fuse
-from ..graph.graph import Graph, Node, Weight
+from ..graph.fuse import Part, fuse
+from ..graph.graph import Graph, Node
 from ..kernels import native
 from ..kernels.reference import alibi_slopes
-from ..kernels.rope import frequencies, rope_length
-from ..weights.stored import Stored
+from .constants import Matrices, Parameters, Rope
 from .layout import Arena, View, row_major
 
-__all__ = ["Caches", "Program", "Rope", "compile_program"]
-
-INTEGERS = ("q3", "q3.5", "q4", "q8", "keep4", "keep7", "keep8")
-
-
-class Parameters(Protocol):
-    """Where weights come from (`inferflow.weights.loader.Weights`)."""
-
-    def array(self, key: str) -> np.ndarray: ...
-    def stored(self, key: str) -> Stored: ...
+__all__ = ["Caches", "Program", "compile_program"]
 
 
 class Caches(Protocol):
@@ -42,33 +32,6 @@ class Caches(Protocol):
 
     def attention(self, node: Node) -> native.Cache: ...
     def state(self, node: Node) -> np.ndarray: ...
-
-
-@dataclass
-class Rope:
-    """One kind of rotary positions. The table operation's inverse frequencies are chosen by each sequence's length."""
-
-    params: Mapping[str, Any]
-    args: native.RopeTableArgs
-    cache: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-
-    @property
-    def varies(self) -> bool:
-        return self.params["kind"] in ("longrope", "dynamic")
-
-    def prepare(self, lengths: Sequence[int]) -> np.ndarray:
-        """Point the operation at the tables of sequences that may reach `lengths`; int32 [len(lengths)], which is whose."""
-        keys = [rope_length(self.params, length) for length in lengths] if self.varies else [0] * len(lengths)
-        variants = tuple(sorted(set(keys)))
-        if variants not in self.cache:
-            by_key = {rope_length(self.params, length): length for length in lengths} if self.varies else {0: 1}
-            made = [frequencies(self.params, by_key[key]) for key in variants]
-            sign = -1 if self.params["reverse"] else 1
-            inverse = np.ascontiguousarray([sign * f for f, _ in made], np.float32)
-            self.cache[variants] = inverse, np.asarray([factor for _, factor in made], np.float32)
-        inverse, factors = self.cache[variants]
-        self.args.inverse, self.args.factors = inverse.ctypes.data, factors.ctypes.data
-        return np.asarray([variants.index(key) for key in keys], np.int32)
 
 
 @dataclass
@@ -96,15 +59,15 @@ class _Compiler:
         self.weights = weights
         self.caches = caches
         self.keep = frozenset({graph.output, *keep})
-        self.graph = fuse(graph, self.layout, keep)
+        self.owned: list[Any] = []
+        self.matrices = Matrices(weights, self.owned)
+        self.graph = fuse(graph, self.matrices.layout, keep)
         self.views: dict[int, View] = {}
         self.arenas = (Arena(), Arena())
         self.places: list[tuple[int, int]] = []
         self.ops: list[tuple[str, Structure, str]] = []
         self.setup: list[tuple[str, Structure, str]] = []  # run once, now
-        self.owned: list[Any] = []
         self.ropes: dict[str, tuple[Rope, View]] = {}
-        self.matrices: dict[str, native.Matrix] = {}
         self.scope = ""
         last = {v: n for n, node in enumerate(self.graph.nodes) for v in node.inputs}
         self.last_use = [[v for v, at in last.items() if at == n] for n in range(len(self.graph.nodes))]
@@ -199,57 +162,15 @@ class _Compiler:
         """Address of a float weight."""
         for weight in node.weights:
             if weight.slot == slot:
-                return self.floats(self.weights.array(weight.key))
+                return self.matrices.floats(self.weights.array(weight.key))
         return None
-
-    def floats(self, array: np.ndarray) -> int:
-        array = np.ascontiguousarray(array, np.float32)
-        self.owned.append(array)
-        return int(array.ctypes.data)
-
-    # ------------------------------------------------------------------ matrices
-
-    def layout(self, weight: Weight) -> Layout | None:
-        stored = self.weights.stored(weight.key)
-        return (stored.group, stored.rotation) if stored.format in INTEGERS else None
-
-    def matrix(self, weight: Weight, bias: Weight | None = None) -> native.Matrix:
-        if weight.key not in self.matrices:
-            self.matrices[weight.key] = self.make_matrix(self.weights.stored(weight.key), bias)
-        return self.matrices[weight.key]
-
-    def make_matrix(self, stored: Stored, bias: Weight | None) -> native.Matrix:
-        *lead, rows, cols = stored.shape
-        stack = math.prod(lead)
-        integer = stored.format in INTEGERS
-        padded = -(-cols // stored.group) * stored.group if integer else cols
-        made = native.Matrix(
-            native.FORMATS.index(stored.format), stored.group, rows, cols, padded, stack, stored.rotation
-        )
-        arrays = {"codes": stored.codes, "scales": stored.scales, "mins": stored.mins, "row_scales": stored.row_scales}
-        for name, array in arrays.items():
-            if array is not None:
-                self.owned.append(array)
-                setattr(made, name, array.ctypes.data)
-        made.codes_stride = stored.codes.nbytes // stack
-        made.scales_stride = 0 if stored.scales is None else stored.scales.size // stack
-        made.rows_stride = 0 if stored.row_scales is None else stored.row_scales.size // stack
-        if bias is not None:
-            made.bias = self.floats(self.weights.array(bias.key))
-        if stored.format in ("q3", "q3.5", "q4"):
-            from quant.codebooks import CODEBOOKS
-
-            table = np.ascontiguousarray(CODEBOOKS[stored.format], np.uint8)
-            self.owned.append(table)
-            made.codebook = table.ctypes.data
-        return made
 
     def do_embed(self, node: Node) -> None:
         source, out = node.inputs[0], self.new(node.outputs[0])
         inputs = self.graph.inputs
         kind = 0 if source == inputs["tokens"] else 1 if source == inputs["positions"] else 2
         ids = out if kind < 2 else self.views[source]
-        table = self.array(native.Matrix, [self.matrix(node.weights[0])])
+        table = self.array(native.Matrix, [self.matrices.matrix(node.weights[0])])
         self.emit("embed", native.EmbedArgs(ids.struct(), out.struct(), table, kind, node.params["offset"]), out)
 
     def do_quantise(self, node: Node) -> None:
@@ -283,7 +204,7 @@ class _Compiler:
         x = self.views[node.inputs[0]]
         outs = [self.new(v) for v in node.outputs]
         residuals = [self.views[node.inputs[p.residual]] if p.residual else None for p in parts]
-        matrices = self.array(native.Matrix, [self.matrix(p.weight, p.bias) for p in parts])
+        matrices = self.array(native.Matrix, [self.matrices.matrix(p.weight, p.bias) for p in parts])
         none = View((), (), native.NONE).struct()
         for index in np.ndindex(*x.sizes[:-1]):
             args = native.LinearArgs(
@@ -300,7 +221,7 @@ class _Compiler:
         x, ids = (self.views[v] for v in node.inputs)
         out = self.new(node.outputs[0])
         slots = {w.slot: w for w in node.weights}
-        matrix = self.array(native.Matrix, [self.matrix(slots["weight"], slots.get("bias"))])
+        matrix = self.array(native.Matrix, [self.matrices.matrix(slots["weight"], slots.get("bias"))])
         per_choice = len(self.graph.values[node.inputs[0]].shape) > 2
         args = native.ExpertsArgs(x.struct(), ids.struct(), out.struct(), matrix, ids.sizes[-1], per_choice)
         self.emit("experts", args, out)
@@ -428,7 +349,7 @@ class _Compiler:
         weight, bias = self.weight(node, "weight"), self.weight(node, "bias")
         if weight is not None and p["add_one"]:
             key = next(w.key for w in node.weights if w.slot == "weight")
-            weight = self.floats(1 + self.weights.array(key))
+            weight = self.matrices.floats(1 + self.weights.array(key))
         quantise, out = self.quantiser(node, x) if "group" in p else (None, self.new(node.outputs[0]))
         kind = native.NORMS.index(p["kind"])
         args = native.NormArgs(x.struct(), out.struct(), weight, bias, quantise, kind, p["per_head"], p["eps"])
@@ -455,9 +376,9 @@ class _Compiler:
         if key not in self.ropes:
             if x.leading != native.TOKENS:
                 raise UnsupportedError("rope on what is no token's own", where="spec", fix="use engine='reference'")
-            half = len(frequencies(params, 1)[0])
-            table = self.place((2 * half,), native.TOKENS)
-            rope = Rope(params, native.RopeTableArgs(table.struct(), None, None, None, half))
+            rope = Rope(params)
+            table = self.place((2 * rope.half,), native.TOKENS)
+            rope.args.out = table.struct()
             self.ropes[key] = rope, table  # never released: all layers use it
             self.emit("rope_table", rope.args, table)
         return self.ropes[key]
@@ -471,7 +392,7 @@ class _Compiler:
         slopes = None if p["alibi"] is None else alibi_slopes(q.sizes[0], p["alibi"])
         args = native.SdpaArgs(
             q.struct(), self.new(node.outputs[0]).struct(), ctypes.pointer(cache),
-            None if sinks is None else sinks.ctypes.data, None if slopes is None else self.floats(slopes),
+            None if sinks is None else sinks.ctypes.data, None if slopes is None else self.matrices.floats(slopes),
             p["window"] or 0, p["chunk"] or 0, p["alibi_dtype"] == "bfloat16", p["scale"], p["softcap"] or 0.0,
             p["alibi_scale"],
         )  # fmt: skip
