@@ -315,17 +315,11 @@ class Pool:
             self._library.inferflow_pool_delete(self._handle)
 
 
-def run(pool: Pool, isa: str, ops: Any, count: int, step: Step, seconds: np.ndarray | None = None) -> None:
-    """One step: `ops` (an array of `count` Op) in order, without the GIL. `seconds`, float64 [count], has each one's time
-    added."""
+def run(pool: Pool, isa: int, ops: Any, count: int, step: Step, seconds: np.ndarray | None = None) -> None:
+    """One step: `ops` (an array of `count` Op) in order, without the GIL. `isa` is a number of `isas`. `seconds`, float64
+    [count], has each operation's time added."""
     at = None if seconds is None else seconds.ctypes.data
-    number = _numbers()[isa]
-    pool._library.inferflow_run(pool._handle, number, ops, count, ctypes.byref(step), at)
-
-
-@cache
-def _numbers() -> dict[str, int]:
-    return isas()
+    pool._library.inferflow_run(pool._handle, isa, ops, count, ctypes.byref(step), at)
 
 
 def read_bandwidth(threads: int | None = None, megabytes: int = 256, repeats: int = 3) -> float:

@@ -63,8 +63,8 @@ def expert_linear(x: Array, ids: Array, w: Array, b: Array | None) -> Array:
 def quantise_activations(x: Array, group: int, rotation: int) -> tuple[Array, Array]:
     """(int8 [..., padded], scales [..., groups]) of x [..., in]: what integer matrices multiply.
 
-    x is padded with zeros to whole groups and rotated by Hadamard blocks (0: not); a group's scale is max |x| / 127, and x times
-    127 / max |x| is rounded to the nearest integer, ties to even. A group that is not finite has the scale NaN.
+    x is padded with zeros to whole groups and rotated by Hadamard blocks (0: not); a group's scale is max |x| / 127, and x
+    times 127 / max |x| is rounded to the nearest integer, ties to even. A group that is not finite has the scale NaN.
     """
     x = hadamard(np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % group)]), rotation)
     grouped = x.reshape(*x.shape[:-1], -1, group)

@@ -86,21 +86,26 @@ class Rope:
     def __post_init__(self) -> None:
         self.half = len(frequencies(self.params, 1)[0])
         self.args.half = self.half
+        self.variant_of = np.empty(0, np.int32)  # of each sequence: its table
 
     @property
     def varies(self) -> bool:
         return self.params["kind"] in ("longrope", "dynamic")
 
-    def prepare(self, lengths: Sequence[int]) -> np.ndarray:
-        """Point the operation at the tables of sequences that may reach `lengths`; int32 [len(lengths)], which is whose."""
-        keys = [rope_length(self.params, length) for length in lengths] if self.varies else [0] * len(lengths)
-        variants = tuple(sorted(set(keys)))
+    def prepare(self, lengths: Sequence[int]) -> None:
+        """Point the operation at the tables of sequences that may reach `lengths` tokens."""
+        keys = [rope_length(self.params, length) for length in lengths] if self.varies else None
+        if keys is None and len(lengths) <= len(self.variant_of):
+            return  # one table for all, as before
+        by_key = dict(zip(keys, lengths, strict=True)) if keys else {0: 1}
+        variants = tuple(sorted(by_key))
         if variants not in self.cache:
-            by_key = {rope_length(self.params, length): length for length in lengths} if self.varies else {0: 1}
             made = [frequencies(self.params, by_key[key]) for key in variants]
             sign = -1 if self.params["reverse"] else 1
             inverse = np.ascontiguousarray([sign * f for f, _ in made], np.float32)
             self.cache[variants] = inverse, np.asarray([factor for _, factor in made], np.float32)
         inverse, factors = self.cache[variants]
-        self.args.inverse, self.args.factors = inverse.ctypes.data, factors.ctypes.data
-        return np.asarray([variants.index(key) for key in keys], np.int32)
+        which = [variants.index(key) for key in keys] if keys else [0] * (2 * len(lengths))
+        self.variant_of = np.asarray(which, np.int32)
+        for name, array in zip(("inverse", "factors", "variant_of"), (inverse, factors, self.variant_of), strict=True):
+            setattr(self.args, name, array.ctypes.data)

@@ -5,6 +5,7 @@ The first step compiles the graph for its cache; `capture` compiles a program of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -143,35 +144,76 @@ class NativeExecutor:
         return out
 
 
+class _Inputs:
+    """A step's numbers, in arrays that stay where they are from step to step, and the struct that points at them."""
+
+    def __init__(self) -> None:
+        self.struct = native.Step()
+        self.spans = np.empty((0, 5), np.int64)
+        self.table = np.empty(0, np.int32)
+        self.ids = self.positions = self.rows = np.empty(0, np.int64)
+        self.span_of = np.empty(0, np.int32)
+
+    def fill(self, batch: StepBatch, cache: NativeCache) -> None:
+        tokens, rows = len(batch.tokens), len(batch.rows)
+        numbers: list[tuple[int, int, int, int, int]] = []
+        blocks: list[int] = []
+        for span in batch.spans:
+            numbers.append((span.start, span.count, span.past, len(blocks), cache.slot(span.blocks[0])))
+            blocks += span.blocks
+        self._reserve(max(tokens, rows), len(numbers), len(blocks))
+        self.ids[:tokens] = batch.tokens
+        self.positions[:tokens] = batch.positions
+        self.rows[:rows] = batch.rows
+        self.spans[: len(numbers)] = numbers
+        self.table[: len(blocks)] = blocks
+        if tokens == len(numbers):
+            self.span_of[:tokens] = np.arange(tokens)
+        else:
+            self.span_of[:tokens] = np.repeat(np.arange(len(numbers)), self.spans[: len(numbers), 1])
+        step = self.struct
+        step.tokens, step.rows, step.span_count = tokens, rows, len(numbers)
+
+    def _reserve(self, tokens: int, spans: int, blocks: int) -> None:
+        """Room for so many; the struct follows arrays that move."""
+        if tokens <= len(self.ids) and spans <= len(self.spans) and blocks <= len(self.table):
+            return
+        tokens, spans, blocks = (
+            2 * max(tokens, len(self.ids)),
+            2 * max(spans, len(self.spans)),
+            2 * max(blocks, len(self.table)),
+        )
+        self.ids, self.positions, self.rows = (np.empty(tokens, np.int64) for _ in range(3))
+        self.span_of, self.spans, self.table = (
+            np.empty(tokens, np.int32), np.empty((spans, 5), np.int64), np.empty(blocks, np.int32),
+        )  # fmt: skip
+        names = ("ids", "positions", "row_index", "span_of", "spans", "block_table")
+        arrays: tuple[np.ndarray, ...] = (self.ids, self.positions, self.rows, self.span_of, self.spans, self.table)
+        for name, array in zip(names, arrays, strict=True):
+            setattr(self.struct, name, array.ctypes.data)
+
+
 class _Runner:
-    """A program with its memory, and the struct of a step that is filled anew each time."""
+    """A program with its memory and inputs. `seconds`, where it is an array, has each operation's time added."""
 
     def __init__(self, program: Program, executor: NativeExecutor) -> None:
         self.program = program
-        self.executor = executor
-        self.struct = native.Step()
+        self.pool = executor.pool
+        self.isa = native.isas()[executor.isa]
+        self.inputs = _Inputs()
         self.buffers = np.zeros(len(program.places) + 1, np.uintp)
-        self.struct.buffers = self.buffers.ctypes.data
+        self.inputs.struct.buffers = self.buffers.ctypes.data
         self.seconds: np.ndarray | None = None
 
     def step(self, batch: StepBatch, cache: NativeCache) -> None:
-        tokens, rows = len(batch.tokens), len(batch.rows)
-        moved = [arena.reserve(n) for arena, n in zip(self.program.arenas, (tokens, rows), strict=True)]
-        if any(moved):
-            addresses = [arena.addresses() for arena in self.program.arenas]
+        arenas = self.program.arenas
+        if max(arenas[0].reserve(len(batch.tokens)), arenas[1].reserve(len(batch.rows))):
+            addresses = [arena.addresses() for arena in arenas]
             self.buffers[: len(self.program.places)] = [addresses[a][n] for a, n in self.program.places]
-        spans, span_of, table = _spans(batch, cache)
-        keep = [_int64(batch.tokens), _int64(batch.positions), _int64(batch.rows), spans, span_of, table]
-        step = self.struct
-        step.tokens, step.rows, step.span_count = tokens, rows, len(batch.spans)
-        step.ids, step.positions, step.row_index, step.spans, step.span_of, step.block_table = (
-            array.ctypes.data for array in keep
-        )
+        self.inputs.fill(batch, cache)
         for rope in self.program.ropes:
-            keep.append(rope.prepare([span.length for span in batch.spans]))
-            rope.args.variant_of = keep[-1].ctypes.data
-        executor = self.executor
-        native.run(executor.pool, executor.isa, self.program.ops, self.program.count, step, self.seconds)
+            rope.prepare([span.length for span in batch.spans])
+        native.run(self.pool, self.isa, self.program.ops, self.program.count, self.inputs.struct, self.seconds)
 
     def value(self, value: int, batch: StepBatch) -> np.ndarray:
         """A copy of a value that the program keeps."""
@@ -181,22 +223,11 @@ class _Runner:
         arena, own = self.program.places[view.buffer]
         rows = len(batch.rows) if arena == native.ROWS else len(batch.tokens)
         memory = self.program.arenas[arena]
-        start = memory.offsets[own] * memory.capacity + view.offset
+        start = memory.offsets[own] * memory.capacity
+        seen = memory.memory[start : start + rows * view.stride].reshape(rows, view.stride)
+        size = math.prod(view.sizes)
+        if view.contiguous:
+            return seen[:, view.offset : view.offset + size].copy().reshape(rows, *view.sizes)
         strides = [4 * s for s in (view.stride, *view.strides)]
-        seen = np.lib.stride_tricks.as_strided(memory.memory[start:], (rows, *view.sizes), strides, writeable=False)
-        return np.ascontiguousarray(seen).copy() if seen.flags.c_contiguous else np.ascontiguousarray(seen)
-
-
-def _spans(batch: StepBatch, cache: NativeCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(spans int64 [n, 5], the span of each token int32, all block tables int32 one after the other)."""
-    numbers: list[tuple[int, int, int, int, int]] = []
-    blocks: list[int] = []
-    for span in batch.spans:
-        numbers.append((span.start, span.count, span.past, len(blocks), cache.slot(span.blocks[0])))
-        blocks += span.blocks
-    spans = np.asarray(numbers, np.int64)
-    return spans, np.repeat(np.arange(len(numbers), dtype=np.int32), spans[:, 1]), np.asarray(blocks, np.int32)
-
-
-def _int64(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(array, np.int64)
+        shape = (rows, *view.sizes)
+        return np.array(np.lib.stride_tricks.as_strided(seen[:, view.offset :], shape, strides, writeable=False))

@@ -93,7 +93,7 @@ class _Compiler:
     def run_setup(self) -> None:
         """Values that are the same for all tokens."""
         ops = [native.Op(native.OPCODES.index(name), 0, ctypes.addressof(args)) for name, args, _ in self.setup]
-        isa = native.isa_name()
+        isa = native.isas()[native.isa_name()]
         native.run(native.Pool(1), isa, native.array(native.Op, ops), len(ops), native.Step())
 
     # ------------------------------------------------------------------ values

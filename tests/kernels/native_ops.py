@@ -59,11 +59,11 @@ def run(isa: str, name: str, args: Any, step: Steps, outputs: Sequence[Array]) -
     """The operation in one call for all its units, then again unit by unit on three threads: `outputs` hold the same bits."""
     op = native.array(native.Op, [native.Op(native.OPCODES.index(name), 0, ctypes.addressof(args))])
     before = [out.copy() for out in outputs]
-    native.run(native.Pool(1), isa, op, 1, step.struct)
+    native.run(native.Pool(1), native.isas()[isa], op, 1, step.struct)
     once = [out.copy() for out in outputs]
     for out, old in zip(outputs, before, strict=True):
         out[...] = old
-    native.run(native.Pool(3), isa, op, 1, step.struct)
+    native.run(native.Pool(3), native.isas()[isa], op, 1, step.struct)
     for out, old in zip(outputs, once, strict=True):
         assert np.array_equal(out.view(np.int32), old.view(np.int32))
 
