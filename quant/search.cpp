@@ -2,7 +2,7 @@
 // what each computes, operation by operation; this repeats them with 16 rows side by side, so every machine gives the same
 // bits (hence no fused multiply-add: build with -ffp-contract=off). The library knows arrays only, and keeps no state.
 //
-//   g++ -O3 -std=c++17 -shared -fPIC -pthread -ffp-contract=off -fno-math-errno -Wno-psabi search.cpp -o _search.so
+//   g++ -O3 -std=c++17 -shared -fPIC -pthread -ffp-contract=off -fno-math-errno search.cpp -o _search.so
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -15,6 +15,9 @@
 #define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define CLONES
+#endif
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors never cross a call that is not inlined
 #endif
 #define INLINE inline __attribute__((always_inline))
 
@@ -49,6 +52,9 @@ struct Result {
   Lanes loss, fitted;
   uint8_t codes[PAIRS][ROWS];
 };
+
+// Row by row.
+INLINE float* numbers(Lanes& lanes) { return (float*)&lanes; }
 
 INLINE Eight splat(float x) { return Eight{x, x, x, x, x, x, x, x}; }
 INLINE Eight select(Mask m, Eight a, Eight b) { return m ? a : b; }
@@ -193,7 +199,7 @@ template <bool FULL>
 INLINE void begin(Group& group, const float* w, int64_t stride, const float* factor) {
   group.factor = factor;
   for (int j = 0; j < GROUP; ++j)
-    for (int r = 0; r < ROWS; ++r) group.z[j].half[r / 8][r % 8] = w[r * stride + j];
+    for (int r = 0; r < ROWS; ++r) numbers(group.z[j])[r] = w[r * stride + j];
   for (int i = 0; i < GROUP; i += 2) {
     const Pair pair = pair_of<FULL>(factor, i);
     const Lanes own_x = first(pair, group.z[i]), own_y = second(pair, group.z[i], group.z[i + 1]);
@@ -239,7 +245,7 @@ INLINE void range(const Group& group, const Tries& tries, Lanes& low, Lanes& hig
 INLINE Lanes snap(Lanes scale, const float* grid) {
   if (!grid) return scale;
   for (int r = 0; r < ROWS; ++r) {
-    float& s = scale.half[r / 8][r % 8];
+    float& s = numbers(scale)[r];
     s = grid[r] > 0 ? std::min(std::nearbyint(s / grid[r]), 255.0f) * grid[r] : 0;
   }
   return scale;
@@ -278,8 +284,8 @@ INLINE void search_rows(const float* w, int64_t columns, const float* factor, co
   const int64_t groups = columns / GROUP;
   for (int64_t g = 0; g < groups; ++g) {
     begin<FULL>(group, w + g * GROUP, columns, factor + (FULL ? 0 : g * GROUP));
-    const Lanes chosen = search<FULL>(group, tries, grid, table, result);
-    for (int r = 0; r < ROWS; ++r) scales[r * groups + g] = chosen.half[r / 8][r % 8];
+    Lanes chosen = search<FULL>(group, tries, grid, table, result);
+    for (int r = 0; r < ROWS; ++r) scales[r * groups + g] = numbers(chosen)[r];
   }
 }
 
@@ -291,12 +297,12 @@ INLINE void encode_rows(const float* w, int64_t columns, const float* factor, co
   const int64_t groups = columns / GROUP;
   for (int64_t g = 0; g < groups; ++g) {
     begin<FULL>(group, w + g * GROUP, columns, factor + (FULL ? 0 : g * GROUP));
-    Lanes scale{};
-    for (int r = 0; r < ROWS; ++r) scale.half[r / 8][r % 8] = scales[r * groups + g];
+    Lanes scale;
+    for (int r = 0; r < ROWS; ++r) numbers(scale)[r] = scales[r * groups + g];
     encode_group<FULL>(group, scale, table, result);
     for (int r = 0; r < ROWS; ++r) {
       for (int p = 0; p < PAIRS; ++p) codes[r * columns / 2 + g * PAIRS + p] = result.codes[p][r];
-      for (int j = 0; j < GROUP; ++j) error[r * columns + g * GROUP + j] = result.error[j].half[r / 8][r % 8];
+      for (int j = 0; j < GROUP; ++j) error[r * columns + g * GROUP + j] = numbers(result.error[j])[r];
     }
   }
 }
