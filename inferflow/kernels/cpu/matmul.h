@@ -56,8 +56,10 @@ void multiply_tiles(const Matrix& m, int64_t stacked, int64_t begin, int64_t end
 template <int FORMAT>
 void multiply_one(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
   const Quantised a = quantised(b.in[0], m.padded, m.group);
-  int8_t* negated = reinterpret_cast<int8_t*>(space);
-  for (int64_t n = 0; n < m.padded; n++) negated[n] = (int8_t)-a.values[n];
+  int8_t* __restrict negated = reinterpret_cast<int8_t*>(space);
+  const int64_t count = m.padded;  // a local: bytes may alias anything, and the loop would read it again each time
+  const int8_t* __restrict values = a.values;
+  for (int64_t n = 0; n < count; n++) negated[n] = (int8_t)-values[n];
   for (int64_t index = begin; index < end; index++) {
     float f[TILE];
     gemv<FORMAT>(tile_of(m, stacked, index), groups_of(m), m.group, m.codebook, a, negated, f);

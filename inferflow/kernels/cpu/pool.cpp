@@ -43,6 +43,13 @@ constexpr uint64_t UNIT_BITS = 32, UNIT_MASK = (uint64_t{1} << UNIT_BITS) - 1;
 
 }  // namespace
 
+// Units that follow one another, each thread's own to begin with: it walks through memory in order, and nobody else touches its
+// counters until he has nothing left of his own.
+struct alignas(64) Range {
+  std::atomic<uint64_t> next{0};  // operation number << 32 | first unit nobody has claimed
+  std::atomic<uint64_t> done{0};  // finished units of this operation
+};
+
 // What the threads share. It is left behind, never freed, in a forked child: its threads are not there.
 struct Pool::Team {
   // The operation. Written only while all units of the last one are done, so whoever claims a unit of it has read it whole.
@@ -50,16 +57,16 @@ struct Pool::Team {
   std::atomic<const void*> args{nullptr};
   std::atomic<const Step*> step{nullptr};
   std::atomic<uint64_t> units{0};
-  alignas(64) std::atomic<uint64_t> next{0};  // operation number << 32 | first unit nobody has claimed
-  alignas(64) std::atomic<uint64_t> done{0};  // finished units of this operation
-  alignas(64) std::atomic<uint32_t> bell{0};  // rung for sleepers
+  alignas(64) std::atomic<uint64_t> number{0};  // of the operation
+  alignas(64) std::atomic<uint32_t> bell{0};    // rung for sleepers
   std::atomic<uint32_t> sleepers{0};
   std::atomic<bool> stop{false};
   std::vector<Scratch> scratch;
+  std::vector<Range> ranges;
   std::vector<std::thread> threads;
   pid_t pid = getpid();
 
-  explicit Team(int count) : scratch(count) {
+  explicit Team(int count) : scratch(count), ranges(count) {
     for (int n = 1; n < count; n++) threads.emplace_back([this, n] { serve(n); });
   }
 
@@ -70,30 +77,34 @@ struct Pool::Team {
     for (auto& thread : threads) thread.join();
   }
 
-  // Runs units of operation `number` until none is left to claim.
-  void work(uint64_t number, Scratch& own) {
+  // Runs units of operation `now`, own ones first, until none is left to claim.
+  void work(uint64_t now, size_t self) {
     const Kernel* op = kernel.load(std::memory_order_relaxed);
     const void* what = args.load(std::memory_order_relaxed);
     const Step* where = step.load(std::memory_order_relaxed);
-    const uint64_t count = units.load(std::memory_order_relaxed);
-    uint64_t ticket = next.load(std::memory_order_acquire);
-    while (ticket >> UNIT_BITS == number) {
-      const uint64_t unit = ticket & UNIT_MASK;
-      if (unit >= count) return;
-      if (!next.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
-      op->run(what, *where, unit, unit + 1, own);
-      done.fetch_add(1, std::memory_order_release);
-      ticket = next.load(std::memory_order_acquire);
+    const uint64_t count = units.load(std::memory_order_relaxed), teams = ranges.size();
+    for (size_t n = 0; n < teams; n++) {
+      const size_t owner = (self + n) % teams;
+      Range& range = ranges[owner];
+      const uint64_t end = count * (owner + 1) / teams;
+      uint64_t ticket = range.next.load(std::memory_order_acquire);
+      while (ticket >> UNIT_BITS == now && (ticket & UNIT_MASK) < end) {
+        if (!range.next.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+        const uint64_t unit = ticket & UNIT_MASK;
+        op->run(what, *where, unit, unit + 1, scratch[self]);
+        range.done.fetch_add(1, std::memory_order_release);
+        ticket = range.next.load(std::memory_order_acquire);
+      }
     }
   }
 
   void serve(int n) {
     uint64_t seen = 0;
     while (!stop.load(std::memory_order_relaxed)) {
-      const uint64_t number = next.load(std::memory_order_acquire) >> UNIT_BITS;
-      if (number != seen) {
-        work(number, scratch[n]);
-        seen = number;
+      const uint64_t now = number.load(std::memory_order_acquire);
+      if (now != seen) {
+        work(now, n);
+        seen = now;
         continue;
       }
       wait(seen);
@@ -103,12 +114,12 @@ struct Pool::Team {
   // Until there is an operation other than `seen`.
   void wait(uint64_t seen) {
     for (int spin = 0; spin < SPINS; spin++) {
-      if (next.load(std::memory_order_acquire) >> UNIT_BITS != seen || stop.load(std::memory_order_relaxed)) return;
+      if (number.load(std::memory_order_acquire) != seen || stop.load(std::memory_order_relaxed)) return;
       pause();
     }
     sleepers++;
     const uint32_t before = bell.load();
-    if (next.load() >> UNIT_BITS == seen && !stop.load()) bell.wait(before);
+    if (number.load() == seen && !stop.load()) bell.wait(before);
     sleepers--;
   }
 
@@ -117,17 +128,26 @@ struct Pool::Team {
     args.store(what, std::memory_order_relaxed);
     step.store(&where, std::memory_order_relaxed);
     units.store(count, std::memory_order_relaxed);
-    done.store(0, std::memory_order_relaxed);
-    const uint64_t number = ((next.load(std::memory_order_relaxed) >> UNIT_BITS) + 1) & UNIT_MASK;
-    next.store(number << UNIT_BITS);
+    const uint64_t now = (number.load(std::memory_order_relaxed) + 1) & UNIT_MASK;
+    for (size_t n = 0; n < ranges.size(); n++) {
+      ranges[n].done.store(0, std::memory_order_relaxed);
+      ranges[n].next.store(now << UNIT_BITS | count * n / ranges.size(), std::memory_order_release);
+    }
+    number.store(now);
     if (sleepers.load()) {
       bell++;
       bell.notify_all();
     }
-    work(number, scratch[0]);
-    for (int spin = 0; done.load(std::memory_order_acquire) < count; spin++)
+    work(now, 0);
+    for (int spin = 0; finished() < count; spin++)
       if (spin < IMPATIENCE) pause();
       else sched_yield();
+  }
+
+  uint64_t finished() const {
+    uint64_t all = 0;
+    for (const Range& range : ranges) all += range.done.load(std::memory_order_acquire);
+    return all;
   }
 };
 

@@ -1,8 +1,8 @@
 // A team of threads that runs one operation at a time. The caller is one of them.
 //
-// Units are claimed one after another from a counter that carries the number of the operation, and the caller waits for finished
-// units, never for threads: a thread that the system has suspended costs at most the unit it holds. Threads spin for a moment when
-// there is nothing to do, then sleep in the kernel.
+// Each thread begins with a run of units of its own and then helps the others with theirs. Units are claimed one after another from
+// counters that carry the number of the operation, and the caller waits for finished units, never for threads: a thread that the
+// system has suspended costs at most the unit it holds. Threads spin for a moment when there is nothing to do, then sleep.
 #pragma once
 #include "kernels.h"
 
