@@ -271,7 +271,8 @@ static int check() {
       for (int extreme = 0; extreme < 2; extreme++)
         for (int64_t tokens : {1, 2, 3, 4, 5, 7, 8, 13, 33})
           for (int64_t rows : {1, 16, 31, 90})
-            for (int64_t cols : {64, 96, 331}) check_linear(f, rows, cols, group, tokens, extreme, extreme || rows == 31);
+            for (int64_t cols : {64, 96, 331})
+              if (rows == 31 || cols == 331) check_linear(f, rows, cols, group, tokens, extreme, extreme || rows == 31);
       for (int64_t tokens : {1, 2, 9, 40})
         for (int per = 0; per < 2; per++) check_experts(f, 35, 130, group, tokens, 7, per);
       check_embed_and_quantise(f, 256, group, 64);
