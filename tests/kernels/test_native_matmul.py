@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from kernels.native_ops import ISAS, NOTHING, Array, Steps, chosen, run, tensor
 
 from inferflow.kernels import native
+
+from .native_ops import ISAS, NOTHING, Array, Steps, chosen, run, tensor
 
 PAIRS = {"q3": 2, "q3.5": 3, "q4": 4}  # format -> bit planes
 KEPT = ("keep4", "keep7", "keep8")
