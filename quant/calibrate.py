@@ -1,9 +1,12 @@
 """What is known of a matrix's inputs, and the error feedback that makes use of it.
 
-The error that matters is that of the products: (w − ŵ) H (w − ŵ)ᵀ for a row w, with H the mean of x xᵀ over inputs x. With
-H = R Rᵀ, R upper triangular, it is |(w − ŵ) R|², and column k's share of it depends on the errors of the columns up to k
-only. So groups of columns are quantised one after the other, each to make up for what those before it left over: GPTQ's
-method (Frantar et al. 2022), written as the LDLQ of QuIP (Chee et al. 2023), which needs one factorisation and no inverse.
+The error that matters is that of the products: e H eᵀ with e = w − ŵ for a row w, and H the mean of x xᵀ over inputs x. With
+H = R Rᵀ, R upper triangular, it is |e R|², and column k's share of it depends on the errors of the columns up to k only. So
+groups of columns are quantised one after the other, each to make up for what those before it left over: GPTQ's method
+(Frantar et al. 2022), written as the LDLQ of QuIP (Chee et al. 2023), which needs one factorisation and no inverse.
+
+Afterwards each group is quantised once more, now that the errors of all the others are known, and rows keep the better of
+the two: block coordinate descent on the same error.
 """
 
 from __future__ import annotations
@@ -18,20 +21,27 @@ from .formats import GROUP, Format
 from .packing import Bytes, ceil_to
 from .solve import Floats, encode, find_scales, pair_order
 
-__all__ = ["Inputs", "encode_with_feedback"]
+__all__ = ["Hessian", "Inputs", "encode_with_feedback"]
 
 DAMPING = 0.01  # of the mean importance, added to each: calibration saw a sample only
+ROUNDS = 1  # of descent
+
+
+@dataclass(frozen=True)
+class Hessian:
+    """The damped `matrix` [padded, padded], in pair order, and its `factor` R."""
+
+    matrix: Floats
+    factor: Floats
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Statistics of the inputs of a matrix's padded columns, in pair order.
-
-    diagonal [padded]: square roots of the columns' importance. factor [padded, padded] or None: the Cholesky factor R.
-    """
+    """Statistics of the inputs of a matrix's padded columns, in pair order. diagonal [padded]: square roots of the columns'
+    importance."""
 
     diagonal: Floats
-    factor: Floats | None
+    hessian: Hessian | None
 
     @staticmethod
     def of(cols: int, rotation: int, importance: NDArray[Any] | None, hessian: NDArray[Any] | None) -> Inputs:
@@ -39,16 +49,17 @@ class Inputs:
         padded = ceil_to(cols, GROUP)
         used = padded if rotation and cols % rotation else cols
         order = pair_order(padded)
+        found = None
         if hessian is not None:
             h = _checked("the Hessian", hessian, used, padded, 2)
-            diagonal, factor = h.diagonal(), _factor(h[np.ix_(order, order)])
+            diagonal, found = h.diagonal().copy(), _factorised(h[np.ix_(order, order)])
         elif importance is not None:
-            diagonal, factor = _checked("the importance", importance, used, padded, 1), None
+            diagonal = _checked("the importance", importance, used, padded, 1)
         else:
-            diagonal, factor = np.ones(padded, np.float32), None
-        damped = diagonal + DAMPING * diagonal[:used].mean()
-        damped[used:] = 0
-        return Inputs(np.sqrt(damped).astype(np.float32)[order], factor)
+            diagonal = np.ones(padded, np.float32)
+        diagonal += DAMPING * diagonal[:used].mean()
+        diagonal[used:] = 0
+        return Inputs(np.sqrt(diagonal)[order], found)
 
 
 def _checked(name: str, array: NDArray[Any], used: int, padded: int, ndim: int) -> Floats:
@@ -66,33 +77,69 @@ def _checked(name: str, array: NDArray[Any], used: int, padded: int, ndim: int) 
     return out
 
 
-def _factor(h: Floats) -> Floats:
-    """R, upper triangular with h + damping = R Rᵀ. Damped more where float32 finds it not positive."""
+def _factorised(h: Floats) -> Hessian:
+    """Damped in place, and more where float32 finds it not positive."""
     damping = DAMPING
-    while True:
-        damped = h[::-1, ::-1].copy()
-        damped[np.diag_indices_from(damped)] += np.float32(damping)
+    while damping < 10:
+        h[np.diag_indices_from(h)] += np.float32(damping)
         try:
-            return np.ascontiguousarray(np.linalg.cholesky(damped)[::-1, ::-1])
+            return Hessian(h, _upper(h))
         except np.linalg.LinAlgError:
             damping *= 10
-            if damping > 10:
-                raise ValueError("the Hessian is not positive semidefinite") from None
+    raise ValueError("the Hessian is not positive semidefinite")
 
 
-def encode_with_feedback(w: Floats, factor: Floats, grid: Floats, form: Format) -> tuple[Bytes, Floats]:
+def _upper(h: Floats) -> Floats:
+    """R, upper triangular, with h = R Rᵀ."""
+    return np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]
+
+
+@dataclass
+class _Rows:
+    """A matrix in pair order while it is quantised: weights w and errors e = w − ŵ [rows, columns], codes uint8 [rows,
+    columns / 2], scales [rows, groups] in whole steps of grid [rows]."""
+
+    w: Floats
+    error: Floats
+    codes: Bytes
+    scales: Floats
+    grid: Floats
+    form: Format
+
+    def requantise(self, group: int, left: Floats, factor: Floats) -> None:
+        """Quantises a group anew, to minimise |e R + left|² with `left` [rows, 64] what other groups' errors come to.
+        Rows keep what they had where that is better (a scale of NaN: nothing)."""
+        columns, pairs = _columns(group, GROUP), _columns(group, GROUP // 2)
+        factor = np.ascontiguousarray(factor)
+        shift = left @ np.linalg.inv(factor)
+        wanted = self.w[:, columns] + shift
+        scales = find_scales(wanted, factor, self.form, self.grid)
+        codes, error = encode(wanted, factor, scales, self.form)
+        error -= shift
+        before, after = (((e @ factor + left) ** 2).sum(1) for e in (self.error[:, columns], error))
+        better = ~(before <= after)
+        self.error[better, columns], self.codes[better, pairs] = error[better], codes[better]
+        self.scales[better, group] = scales[better, 0]
+
+
+def _columns(group: int, width: int) -> slice:
+    return slice(group * width, (group + 1) * width)
+
+
+def encode_with_feedback(w: Floats, hessian: Hessian, grid: Floats, form: Format) -> tuple[Bytes, Floats]:
     """Codes uint8 [rows, columns / 2] and scales [rows, groups], whole steps of `grid` [rows], of a matrix in pair order."""
     rows, columns = w.shape
-    error = np.zeros_like(w)
-    codes = np.empty((rows, columns // 2), np.uint8)
-    scales = np.empty((rows, columns // GROUP), np.float32)
-    for group in range(columns // GROUP):
-        start, stop = group * GROUP, (group + 1) * GROUP
-        own = np.ascontiguousarray(factor[start:stop, start:stop])
-        shift = (error[:, :start] @ factor[:start, start:stop]) @ np.linalg.inv(own)
-        target = w[:, start:stop] + shift
-        scale = find_scales(target, own, form, grid)
-        codes[:, start // 2 : stop // 2], rest = encode(target, own, scale, form)
-        error[:, start:stop] = rest - shift
-        scales[:, group] = scale[:, 0]
-    return codes, scales
+    groups = columns // GROUP
+    codes, scales = np.zeros((rows, columns // 2), np.uint8), np.zeros((rows, groups), np.float32)
+    state = _Rows(w, np.full_like(w, np.nan), codes, scales, grid, form)
+    for group in range(groups):
+        own, earlier = _columns(group, GROUP), slice(0, group * GROUP)
+        left = state.error[:, earlier] @ hessian.factor[earlier, own]
+        state.requantise(group, left, hessian.factor[own, own])
+    for group in list(range(groups)) * ROUNDS:
+        own = _columns(group, GROUP)
+        matrix = hessian.matrix[own, own]
+        factor = _upper(matrix)
+        others = state.error @ hessian.matrix[:, own] - state.error[:, own] @ matrix
+        state.requantise(group, others @ np.linalg.inv(factor).T, factor)
+    return state.codes, state.scales
