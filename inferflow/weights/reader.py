@@ -30,7 +30,7 @@ __all__ = ["Plan", "Weights"]
 Rows = slice | np.ndarray
 _NATIVE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 _BLOCKS = {kind.name: kind for kind in TYPES.values() if kind.served}
-SLAB = 1 << 24  # elements that are widened at a time when a matrix is quantised
+SLAB = 1 << 22  # elements that are widened at a time when a matrix is quantised
 
 
 @dataclass(frozen=True)
