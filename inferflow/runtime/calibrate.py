@@ -64,13 +64,19 @@ class Calibrator(ReferenceExecutor):
         linears = [n for n, node in enumerate(self.graph.nodes) if node.op == "linear"]
         idents = [self.weights.ident(self.graph.nodes[n].weights[0].key) for n in linears]
         self.last_use = dict(zip(idents, linears, strict=True))
-        end = max((n for n, ident in zip(linears, idents, strict=True) if ident in self.wanted), default=-1)
+        gain = [n for n, ident in zip(linears, idents, strict=True) if self._gains(self.wanted.get(ident))]
+        end = max(gain, default=-1)
         for _ in self._walk_to(end):
             for key in [key for key in self.made if self.last_use[self.weights.ident(key)] <= self.at]:
                 yield key, self.made.pop(key)
                 self.wanted.pop(self.weights.ident(key), None)
         for key in list(self.wanted.values()):
             yield key, self.weights.make(key, self.rotation)
+
+    def _gains(self, key: str | None) -> bool:
+        """Whether a matrix of that key is the better for calibration."""
+        format_ = self.weights.formats[key] if key else ""
+        return is_low_bit(format_) and FORMATS[format_].kind == "pair"
 
     def _walk_to(self, end: int) -> Iterator[None]:
         """The nodes up to `end`, whose output nobody needs."""
@@ -130,7 +136,7 @@ class Calibrator(ReferenceExecutor):
         format_ = self.weights.formats[key]
         if own is not None and own in self.made:
             return self.made[own]
-        if not is_low_bit(format_) or FORMATS[format_].kind != "pair":
+        if not self._gains(key):
             stored = self.weights.make(key, self.rotation)
         else:
             rotation = rotation_of(format_, x.shape[-1], self.rotation)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +96,15 @@ class Weights:
         *lead, rows, cols = plan.weight.sizes
         total = math.prod((*lead, rows))
         step = rows if lead else max(TILE, elements // cols // TILE * TILE)
+        if (
+            plan.stacked
+            and len(plan.names) == math.prod(lead)
+            and (plan.transform is None or plan.transform.value is None)
+        ):
+            for name in plan.names:
+                one = Plan(replace(plan.weight, shape=plan.weight.shape[-2:]), (name,), False, plan.transform)
+                yield self._read(one)[None]
+            return
         read = self._row_reader(plan)
         if read is None:
             whole = self._read(plan).reshape(total, cols)

@@ -121,7 +121,11 @@ def test_experts_in_tensors_of_their_own_are_stacked(tmp_path: Path) -> None:
     kind = GGMLQuantizationType.Q8_0
     raws = [random_blocks(kind, 20, 64), random_blocks(kind, 20, 64)[::-1].copy()]
     source = open_source(written(tmp_path / "m.gguf", {f"w.{n}": (raw, kind) for n, raw in enumerate(raws)}))
-    stored = one_weight(source, (2, 20, 64), ("w.0", "w.1"), None).stored("w.weight")
+    weights = one_weight(source, (2, 20, 64), ("w.0", "w.1"), None)
+    slabs = list(weights.slabs("w.weight"))
+    assert [slab.shape for slab in slabs] == [(1, 20, 64)] * 2
+    np.testing.assert_array_equal(np.concatenate(slabs), weights.array("w.weight"))
+    stored = weights.stored("w.weight")
     assert stored.codes.shape == (2, 2, 2, 512)
     np.testing.assert_array_equal(stored.widen(), np.stack([quants.dequantize(raw, kind) for raw in raws]))
 
