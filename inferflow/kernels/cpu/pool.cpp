@@ -56,7 +56,7 @@ struct Pool::Team {
   std::atomic<const Kernel*> kernel{nullptr};
   std::atomic<const void*> args{nullptr};
   std::atomic<const Step*> step{nullptr};
-  std::atomic<uint64_t> units{0};
+  std::atomic<uint64_t> units{0};  // operation number << 32 | how many: a latecomer must not take the next operation's for his own
   alignas(64) std::atomic<uint64_t> number{0};  // of the operation
   alignas(64) std::atomic<uint32_t> bell{0};    // rung for sleepers
   std::atomic<uint32_t> sleepers{0};
@@ -82,7 +82,8 @@ struct Pool::Team {
     const Kernel* op = kernel.load(std::memory_order_relaxed);
     const void* what = args.load(std::memory_order_relaxed);
     const Step* where = step.load(std::memory_order_relaxed);
-    const uint64_t count = units.load(std::memory_order_relaxed), teams = ranges.size();
+    const uint64_t tagged = units.load(std::memory_order_relaxed), count = tagged & UNIT_MASK, teams = ranges.size();
+    if (tagged >> UNIT_BITS != now) return;
     for (size_t n = 0; n < teams; n++) {
       const size_t owner = (self + n) % teams;
       Range& range = ranges[owner];
@@ -127,8 +128,8 @@ struct Pool::Team {
     kernel.store(&op, std::memory_order_relaxed);
     args.store(what, std::memory_order_relaxed);
     step.store(&where, std::memory_order_relaxed);
-    units.store(count, std::memory_order_relaxed);
     const uint64_t now = (number.load(std::memory_order_relaxed) + 1) & UNIT_MASK;
+    units.store(now << UNIT_BITS | count, std::memory_order_relaxed);
     for (size_t n = 0; n < ranges.size(); n++) {
       ranges[n].done.store(0, std::memory_order_relaxed);
       ranges[n].next.store(now << UNIT_BITS | count * n / ranges.size(), std::memory_order_release);
