@@ -98,7 +98,7 @@ struct Codebook {
     table = load_b(all);
   }
   // The entries of index + 16 · (bit 7 of high) + 32 · (bit 7 of top).
-  Bytes look(Bytes index, Bytes high, Bytes top) const {
+  inline __attribute__((always_inline)) Bytes look(Bytes index, Bytes high, Bytes top) const {
     if constexpr (P > 2) index = _mm512_mask_add_epi8(index, _mm512_movepi8_mask(high), index, all8(16));
     if constexpr (P > 3) index = _mm512_mask_add_epi8(index, _mm512_movepi8_mask(top), index, all8(32));
     return _mm512_permutexvar_epi8(index, table);
@@ -108,7 +108,7 @@ struct Codebook {
   explicit Codebook(const uint8_t* p) {
     for (int n = 0; n < 1 << (P - 2); n++) tables[n] = table16(p + 16 * n);
   }
-  Bytes look(Bytes index, Bytes high, Bytes top) const {
+  inline __attribute__((always_inline)) Bytes look(Bytes index, Bytes high, Bytes top) const {
     const Bytes a = look16(tables[0], index);
     if constexpr (P == 2) return a;
     else {
@@ -257,7 +257,7 @@ inline Bytes gemv_group_kept4(const uint8_t* codes, int64_t group, const int8_t*
 
 template <int FORMAT>
 inline void gemv(const Tile& tile, int64_t groups, int64_t any_group, const uint8_t* codebook, const Quantised& a, const int8_t* negated, float* f) {
-  constexpr int64_t AHEAD = 2048;  // bytes
+  constexpr int64_t AHEAD = 8192;  // bytes: tiles lie one behind the other
   const int64_t group = is_kept(FORMAT) ? any_group : 64, bytes = group_bytes(FORMAT, group);
   const Pairs<is_pair(FORMAT) ? planes(FORMAT) : 2> pairs(codebook);
   vf y[PARTS] = {};

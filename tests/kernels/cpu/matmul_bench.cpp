@@ -294,21 +294,21 @@ static int check() {
 static double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Seconds for the kernel over all `copies` matrices, each thread its half of the units.
-static double timed(int threads, const std::vector<LinearArgs>& all, const Step& step) {
+static double timed(int threads, const std::vector<LinearArgs>& all, const Step& step, int passes) {
   static Scratch scratch[2];
   double best = 1e9;
   const double start = now();
   for (int rep = 0; rep < 5 || now() - start < 0.3; rep++) {
     const double t = now();
     auto work = [&](int q) {
-      for (const LinearArgs& a : all) {
+      for (int pass = 0; pass < passes; pass++) for (const LinearArgs& a : all) {
         const int64_t units = linear_kernel.units(&a, step);
         linear_kernel.run(&a, step, units * q / threads, units * (q + 1) / threads, scratch[q]);
       }
     };
     if (threads == 1) work(0);
     else { std::thread other(work, 1); work(0); other.join(); }
-    best = std::fmin(best, now() - t);
+    best = std::fmin(best, (now() - t) / passes);
   }
   return best;
 }
@@ -326,10 +326,11 @@ static void speed(int f, int64_t rows, int64_t cols) {
     for (Made* x : w) large.push_back({is_float(f) ? tensor(0, cols) : tensor(1, d.stride), 1, &x->m, &out, nullptr});
     small.push_back(large[0]);
     const double weights = (double)rows * cols, bytes = Made::code_bytes(f, rows, cols, group) + Made::scale_count(f, rows, cols, group) * (is_kept(f) ? 8 : 1);
-    const double one = timed(1, small, d.step), two = timed(2, small, d.step);
+    const int passes = 1 + (int)(1e8 / (weights * tokens));  // milliseconds, to which a thread's start is nothing
+    const double one = timed(1, small, d.step, passes), two = timed(2, small, d.step, passes);
     printf("%-5s %ldx%ld tokens %3ld: %7.1f G mul-add/s one thread, %7.1f two", NAMES[f], (long)rows, (long)cols, (long)tokens, weights * tokens / one * 1e-9, weights * tokens / two * 1e-9);
     if (copies > 1) {
-      const double dram1 = timed(1, large, d.step) / copies, dram2 = timed(2, large, d.step) / copies;
+      const double dram1 = timed(1, large, d.step, 1) / copies, dram2 = timed(2, large, d.step, 1) / copies;
       printf("; from memory %6.1f (%4.1f GB/s), two %6.1f (%4.1f GB/s)", weights * tokens / dram1 * 1e-9, bytes / dram1 * 1e-9, weights * tokens / dram2 * 1e-9, bytes / dram2 * 1e-9);
     }
     printf("\n");
