@@ -50,7 +50,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_generate_streams_text(run: Run, smollm2_path: Path) -> None:
-    asked = run("generate", "What is the capital of France?", "-m", str(smollm2_path))
+    asked = run("generate", "Name the capital of France.", "-m", str(smollm2_path))
     assert (asked.status, asked.out, asked.err) == (0, "The capital of France is Paris.\n", "")
     raw = run("generate", "The capital of France is", "--raw", "-n", "1", "-m", str(smollm2_path), "--stats")
     assert raw.out == " Paris\n"

@@ -103,8 +103,8 @@ struct SelectArgs { Tensor in, out; };           // out[r] = in[row_index[r]]
 struct CopyArgs { Tensor in, out; };             // broadcasts axes of size 1
 
 // A quantised row, at out.offset + t·out.stride (4-byte units, 64-byte aligned): int8 [padded], then float scale [groups], then
-// int32 sum [groups]. x is rotated (each block of `rotation` columns times the orthonormal Hadamard matrix in natural order: stages of
-// width 1, 2, 4 … in float, then one multiplication by float(1/√rotation)), padded with zeros; then for each group
+// int32 sum [groups]. x is padded with zeros, then rotated (each block of `rotation` columns times the orthonormal Hadamard matrix in
+// natural order: stages of width 1, 2, 4 … in float, then one multiplication by float(1/√rotation)); then for each group
 // m = max |x|, scale = m / 127, a = int8(round_half_even(x · (127 / m))), all in float; m = 0 gives zeros.
 // A group that is not finite gets scale NaN (and harms no other token).
 struct QuantiseArgs { Tensor in, out; int64_t cols, padded, group, rotation; };
