@@ -48,6 +48,7 @@ FLAGS = [
     "-O3",
     "-ffp-contract=off",
     "-fno-math-errno",
+    "-g0",
     "-Wall",
     "-Wextra",
     "-Wno-unused-function",
