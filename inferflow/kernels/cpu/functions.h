@@ -81,7 +81,7 @@ inline vf log_near_one(vf f) {
 // x = 2^n·m with m in √½ … √2: n·ln 2 + log m, ln 2 in two parts.
 inline vf log(vf x) {
   const vi tiny = x < set1(1.17549435e-38f);
-  const vi bits = as_int(pick(tiny, x * set1(8388608.0f), x)) - set1i(0x3f3504f3);
+  const vi bits = as_int(abs(pick(tiny, x * set1(8388608.0f), x))) - set1i(0x3f3504f3);
   const vf n = to_float((bits >> 23) - (tiny & set1i(23))), m = as_float((bits & set1i(0x7fffff)) + set1i(0x3f3504f3));
   const vf y = fma(n, set1(0.693359375f), fma(n, set1(-2.12194440e-4f), log_near_one(m - set1(1))));
   const vf edge = pick(x == vf{}, set1(-INF), pick(x > vf{}, x, set1(__builtin_nanf(""))));  // 0, ∞ or NaN, below 0

@@ -48,7 +48,7 @@ inline void softmax_row(const float* x, float* y, int64_t n) {
 
 // ---------------------------------------------------------------------------------------------------- norms
 
-// y = (x − shift)·factor (·w) (+ b). y may be x; w and b may be null.
+// y_i = last(x_i·factor, i, lanes). y may be x.
 template <class Last>
 inline void scale_row(const float* x, float* y, int64_t n, float factor, Last last) {
   const vf by = set1(factor);
