@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .formats import GROUP, Format
+from .native import product
 from .packing import Bytes, ceil_to
 from .solve import Floats, encode, find_scales, pair_order
 
@@ -111,12 +112,12 @@ class _Rows:
         Rows keep what they had where that is better (a scale of NaN: nothing)."""
         columns, pairs = _columns(group, GROUP), _columns(group, GROUP // 2)
         factor = np.ascontiguousarray(factor)
-        shift = left @ np.linalg.inv(factor)
+        shift = product(left, np.linalg.inv(factor))
         wanted = self.w[:, columns] + shift
         scales = find_scales(wanted, factor, self.form, self.grid)
         codes, error = encode(wanted, factor, scales, self.form)
         error -= shift
-        before, after = (((e @ factor + left) ** 2).sum(1) for e in (self.error[:, columns], error))
+        before, after = (((product(e, factor) + left) ** 2).sum(1) for e in (self.error[:, columns], error))
         better = ~(before <= after)
         self.error[better, columns], self.codes[better, pairs] = error[better], codes[better]
         self.scales[better, group] = scales[better, 0]
@@ -133,13 +134,14 @@ def encode_with_feedback(w: Floats, hessian: Hessian, grid: Floats, form: Format
     codes, scales = np.zeros((rows, columns // 2), np.uint8), np.zeros((rows, groups), np.float32)
     state = _Rows(w, np.full_like(w, np.nan), codes, scales, grid, form)
     for group in range(groups):
-        own, earlier = _columns(group, GROUP), slice(0, group * GROUP)
-        left = state.error[:, earlier] @ hessian.factor[earlier, own]
+        own = _columns(group, GROUP)
+        left = product(state.error, hessian.factor[: group * GROUP, own])
         state.requantise(group, left, hessian.factor[own, own])
     for group in list(range(groups)) * ROUNDS:
         own = _columns(group, GROUP)
-        matrix = hessian.matrix[own, own]
-        factor = _upper(matrix)
-        others = state.error @ hessian.matrix[:, own] - state.error[:, own] @ matrix
-        state.requantise(group, others @ np.linalg.inv(factor).T, factor)
+        others = hessian.matrix[:, own].copy()
+        others[own] = 0
+        factor = _upper(hessian.matrix[own, own])
+        left = product(product(state.error, others), np.linalg.inv(factor).T)
+        state.requantise(group, left, factor)
     return state.codes, state.scales

@@ -1,7 +1,7 @@
 """The compiled helper, `_search*.so` beside this file (built from `search.cpp`): the hot loops of `solve` and `rotation`.
 
-Every function here returns nothing (None or False) where there is no library; the NumPy definitions then do the work, with
-the same results, some hundred times slower. `available()` says which it is.
+Where there is no library, functions return nothing (None or False), and the NumPy definitions do the work with the same
+results, some hundred times slower; `product` then is NumPy's. `available()` says which it is.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .formats import GROUP
+from .formats import GROUP, TILE
 
-__all__ = ["available", "encode", "find_scales", "hadamard"]
+__all__ = ["available", "encode", "find_scales", "hadamard", "product"]
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -88,6 +88,18 @@ def encode(w: Floats, factor: Floats, scales: Floats, table: Bytes) -> tuple[Byt
     sizes = (*w.shape, factor.ndim == 2, table.shape[1], _threads())
     _call("encode", (w, _stored(factor), table, np.ascontiguousarray(scales), codes, error), sizes)
     return codes, error
+
+
+def product(a: Floats, b: Floats) -> Floats:
+    """The first columns of a [rows, at least depth] times b [depth, 64]. For products so short that the threads of a BLAS
+    would, on a busy machine, wait for one another longer than they compute."""
+    rows, depth = len(a), len(b)
+    if not available() or rows % TILE:
+        return a[:, :depth] @ b
+    out = np.empty((rows, GROUP), np.float32)
+    sizes = (rows, depth, a.shape[1], _threads())
+    _call("product", (np.ascontiguousarray(a), np.ascontiguousarray(b), out), sizes)
+    return out
 
 
 def hadamard(x: Floats, width: int) -> bool:

@@ -1,4 +1,4 @@
-// The hot loops of quantisation: scale search and encoding of groups, and Hadamard rotation. `solve.py` and `rotation.py` define
+// The hot loops of quantisation: scale search and encoding of groups, products, Hadamard rotation. `solve.py` and `rotation.py` define
 // what each computes, operation by operation; this repeats them with 16 rows side by side, so every machine gives the same
 // bits (hence no fused multiply-add: build with -ffp-contract=off). The library knows arrays only, and keeps no state.
 //
@@ -27,6 +27,7 @@ constexpr int GROUP = 64, PAIRS = 32, ROWS = 16, MOST_POINTS = 64;
 constexpr uint8_t X_NEGATIVE = 64, Y_NEGATIVE = 128;
 
 typedef float Eight __attribute__((vector_size(32)));
+typedef float Anywhere __attribute__((vector_size(32), aligned(4)));
 typedef int32_t Mask __attribute__((vector_size(32)));
 constexpr int HALVES = 2;
 
@@ -319,6 +320,26 @@ CLONES void encode_tile(const float* w, int64_t columns, const float* factor, bo
        : encode_rows<false>(w, columns, factor, table, scales, codes, error);
 }
 
+// 16 rows of out = a · b, with b [depth, 64]. Slices of b stay in the cache while all rows pass.
+CLONES void product_tile(const float* a, int64_t stride, int64_t depth, const float* b, float* out) {
+  constexpr int64_t DEEP = 512;
+  std::fill(out, out + ROWS * GROUP, 0.0f);
+  for (int64_t start = 0; start < depth; start += DEEP)
+    for (int row = 0; row < ROWS; row += 2)
+      for (int column = 0; column < GROUP; column += 32) {
+        const float *first = a + row * stride, *second = first + stride;
+        Anywhere *x = (Anywhere*)(out + row * GROUP + column), *y = (Anywhere*)(out + (row + 1) * GROUP + column);
+        Eight x0 = x[0], x1 = x[1], x2 = x[2], x3 = x[3], y0 = y[0], y1 = y[1], y2 = y[2], y3 = y[3];
+        for (int64_t k = start; k < std::min(depth, start + DEEP); ++k) {
+          const Anywhere* line = (const Anywhere*)(b + k * GROUP + column);
+          const Eight b0 = line[0], b1 = line[1], b2 = line[2], b3 = line[3];
+          x0 += first[k] * b0, x1 += first[k] * b1, x2 += first[k] * b2, x3 += first[k] * b3;
+          y0 += second[k] * b0, y1 += second[k] * b1, y2 += second[k] * b2, y3 += second[k] * b3;
+        }
+        x[0] = x0, x[1] = x1, x[2] = x2, x[3] = x3, y[0] = y0, y[1] = y1, y[2] = y2, y[3] = y3;
+      }
+}
+
 CLONES void hadamard_block(float* x, int64_t width, float norm) {
   for (int64_t half = 1; half < width; half *= 2)
     for (int64_t start = 0; start < width; start += 2 * half)
@@ -373,6 +394,13 @@ extern "C" void encode(const float* w, const float* factor, const uint8_t* table
     const int64_t row = tile * ROWS;
     encode_tile(w + row * columns, columns, factor, full != 0, points_of, scales + row * (columns / GROUP),
                 codes + row * (columns / 2), error + row * columns);
+  });
+}
+
+// out [rows, 64] = a · b: a [rows, depth] with `stride` numbers between rows.
+extern "C" void product(const float* a, const float* b, float* out, int64_t rows, int64_t depth, int64_t stride, int64_t threads) {
+  spread_units(rows / ROWS, threads, [&](int64_t tile) {
+    product_tile(a + tile * ROWS * stride, stride, depth, b, out + tile * ROWS * GROUP);
   });
 }
 

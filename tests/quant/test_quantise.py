@@ -196,6 +196,15 @@ def test_compiled_and_numpy_agree_bit_for_bit(name: str, monkeypatch: pytest.Mon
         assert (one == other).all()
 
 
+@pytest.mark.parametrize("depth", [0, 1, 64, 1100])
+def test_products(depth: int) -> None:
+    """Of the first columns of a matrix, in float32."""
+    a, b = gaussian(48, depth + 3), gaussian(depth, 64, seed=1)
+    expected = a[:, :depth].astype(np.float64) @ b
+    assert np.abs(native.product(a, b) - expected).max() <= 1e-4
+    assert native.product(a, b).dtype == np.float32
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_codes_are_the_nearest_points(name: str) -> None:
     """Against a search through all signed points."""
