@@ -52,6 +52,7 @@ FLAGS = [
     "-Wall",
     "-Wextra",
     "-Wno-unused-function",
+    "-Wno-maybe-uninitialized",  # false for AVX-512 intrinsics in GCC 12
 ]
 
 
