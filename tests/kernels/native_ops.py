@@ -7,22 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
 from inferflow.kernels import native
 
 Array = np.ndarray
-ISAS = ("portable", "avx2", "avx512", "avx512vnni", "neon")
+ISAS = tuple(native.isas())  # of this build and processor; test_isa names those that are not here
 NOTHING = native.Tensor(None, -1, native.NONE, 0)
-
-
-def chosen(isa: str) -> str:
-    """`isa`, or a skip that says why it cannot run."""
-    if not native.available():
-        pytest.skip("the native library is not built")
-    if isa not in native.isas():
-        pytest.skip(f"this build or this processor has no {isa}")
-    return isa
 
 
 def tensor(a: Array, leading: int = native.TOKENS) -> native.Tensor:

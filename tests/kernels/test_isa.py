@@ -12,6 +12,8 @@ import pytest
 
 from inferflow.kernels import native
 
+from .native_ops import ISAS
+
 LIBRARY = Path(native.__file__).parent / "cpu" / "engine.so"
 BASELINE = {"dispatch.cpp", "engine.cpp", "pool.cpp", "isa_portable.cpp"}
 
@@ -66,3 +68,10 @@ def test_the_best_instruction_set_comes_first() -> None:
     assert names == [name for name in order if name in names]
     assert names[-1] == "portable"
     assert native.isa_name() == names[0]
+
+
+@pytest.mark.parametrize("isa", ["avx512vnni", "avx512", "avx2", "neon", "portable"])
+def test_this_instruction_set_is_tested_here(isa: str) -> None:
+    if isa not in native.isas():
+        pytest.skip(f"this build or this processor has no {isa}: its kernels are not run by these tests")
+    assert isa in ISAS

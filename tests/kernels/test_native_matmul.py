@@ -10,7 +10,7 @@ import pytest
 
 from inferflow.kernels import native
 
-from .native_ops import ISAS, NOTHING, Array, Steps, chosen, run, tensor
+from .native_ops import ISAS, NOTHING, Array, Steps, run, tensor
 
 PAIRS = {"q3": 2, "q3.5": 3, "q4": 4}  # format -> bit planes
 KEPT = ("keep4", "keep7", "keep8")
@@ -21,7 +21,7 @@ CASES = [(f, 64) for f in FORMATS] + [(f, group) for f in KEPT for group in (16,
 
 @pytest.fixture(params=ISAS)
 def isa(request):
-    return chosen(request.param)
+    return str(request.param)
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 
 from inferflow.kernels import native
 
-from .native_ops import NOTHING, Steps, chosen, tensor
+from .native_ops import NOTHING, Steps, tensor
 
 SPANS = 400
 
@@ -18,7 +18,7 @@ SPANS = 400
 def test_operations_of_few_and_of_many_units_in_turn(threads: int) -> None:
     """A recurrence S ← S + 1 of as many tiny units as there are sequences counts how often each has run. Between two of them
     three units so short that a thread comes too late for them, and must not mistake the next operation's for theirs."""
-    isa = native.isas()[chosen("portable")]
+    isa = native.isas()["portable"]
     ones, state = np.ones((SPANS, 1, 1), np.float32), np.zeros((SPANS, 1, 1, 1), np.float32)
     out, joined = np.empty_like(ones), np.empty(3, np.float32)
     x, decay = tensor(ones), tensor(ones[:, 0])

@@ -13,14 +13,14 @@ from inferflow.kernels import native
 from inferflow.kernels import reference as ref
 from inferflow.kernels.recurrent import causal_conv, recurrence
 
-from .native_ops import ISAS, NOTHING, Array, Steps, chosen, close, hostile, padded, run, tensor
+from .native_ops import ISAS, NOTHING, Array, Steps, close, hostile, padded, run, tensor
 
 NONE = native.NONE
 
 
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> str:
-    return chosen(request.param)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
