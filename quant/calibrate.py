@@ -5,8 +5,8 @@ H = R Rᵀ, R upper triangular, it is |e R|², and column k's share of it depend
 groups of columns are quantised one after the other, each to make up for what those before it left over: GPTQ's method
 (Frantar et al. 2022), written as the LDLQ of QuIP (Chee et al. 2023), which needs one factorisation and no inverse.
 
-Afterwards each group is quantised once more, now that the errors of all the others are known, and rows keep the better of
-the two: block coordinate descent on the same error.
+Quantising each group once more, with the errors of all others known, lowers e H eᵀ by another 5%, and a model's divergence
+not at all.
 """
 
 from __future__ import annotations
@@ -22,27 +22,20 @@ from .native import product
 from .packing import Bytes, ceil_to
 from .solve import Floats, encode, find_scales, pair_order
 
-__all__ = ["Hessian", "Inputs", "encode_with_feedback"]
+__all__ = ["Inputs", "encode_with_feedback"]
 
 DAMPING = 0.01  # of the mean importance, added to each: calibration saw a sample only
-ROUNDS = 1  # of descent
-
-
-@dataclass(frozen=True)
-class Hessian:
-    """The damped `matrix` [padded, padded], in pair order, and its `factor` R."""
-
-    matrix: Floats
-    factor: Floats
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Statistics of the inputs of a matrix's padded columns, in pair order. diagonal [padded]: square roots of the columns'
-    importance."""
+    """Statistics of the inputs of a matrix's padded columns, in pair order.
+
+    diagonal [padded]: square roots of the columns' importance. factor [padded, padded] or None: R of their Hessian.
+    """
 
     diagonal: Floats
-    hessian: Hessian | None
+    factor: Floats | None
 
     @staticmethod
     def of(cols: int, rotation: int, importance: NDArray[Any] | None, hessian: NDArray[Any] | None) -> Inputs:
@@ -50,17 +43,17 @@ class Inputs:
         padded = ceil_to(cols, GROUP)
         used = padded if rotation and cols % rotation else cols
         order = pair_order(padded)
-        found = None
+        factor = None
         if hessian is not None:
             h = _checked("the Hessian", hessian, used, padded, 2)
-            diagonal, found = h.diagonal().copy(), _factorised(h[np.ix_(order, order)])
+            diagonal, factor = h.diagonal().copy(), _factorised(h[np.ix_(order, order)])
         elif importance is not None:
             diagonal = _checked("the importance", importance, used, padded, 1)
         else:
             diagonal = np.ones(padded, np.float32)
         diagonal += DAMPING * diagonal[:used].mean()
         diagonal[used:] = 0
-        return Inputs(np.sqrt(diagonal)[order], found)
+        return Inputs(np.sqrt(diagonal)[order], factor)
 
 
 def _checked(name: str, array: NDArray[Any], used: int, padded: int, ndim: int) -> Floats:
@@ -78,70 +71,32 @@ def _checked(name: str, array: NDArray[Any], used: int, padded: int, ndim: int) 
     return out
 
 
-def _factorised(h: Floats) -> Hessian:
-    """Damped in place, and more where float32 finds it not positive."""
+def _factorised(h: Floats) -> Floats:
+    """R, upper triangular with h = R Rᵀ. h is damped, in place, and more where float32 finds it not positive."""
     damping = DAMPING
     while damping < 10:
         h[np.diag_indices_from(h)] += np.float32(damping)
         try:
-            return Hessian(h, _upper(h))
+            return np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]
         except np.linalg.LinAlgError:
             damping *= 10
     raise ValueError("the Hessian is not positive semidefinite")
 
 
-def _upper(h: Floats) -> Floats:
-    """R, upper triangular, with h = R Rᵀ."""
-    return np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]
-
-
-@dataclass
-class _Rows:
-    """A matrix in pair order while it is quantised: weights w and errors e = w − ŵ [rows, columns], codes uint8 [rows,
-    columns / 2], scales [rows, groups] in whole steps of grid [rows]."""
-
-    w: Floats
-    error: Floats
-    codes: Bytes
-    scales: Floats
-    grid: Floats
-    form: Format
-
-    def requantise(self, group: int, left: Floats, factor: Floats) -> None:
-        """Quantises a group anew, to minimise |e R + left|² with `left` [rows, 64] what other groups' errors come to.
-        Rows keep what they had where that is better (a scale of NaN: nothing)."""
-        columns, pairs = _columns(group, GROUP), _columns(group, GROUP // 2)
-        factor = np.ascontiguousarray(factor)
-        shift = product(left, np.linalg.inv(factor))
-        wanted = self.w[:, columns] + shift
-        scales = find_scales(wanted, factor, self.form, self.grid)
-        codes, error = encode(wanted, factor, scales, self.form)
-        error -= shift
-        before, after = (((product(e, factor) + left) ** 2).sum(1) for e in (self.error[:, columns], error))
-        better = ~(before <= after)
-        self.error[better, columns], self.codes[better, pairs] = error[better], codes[better]
-        self.scales[better, group] = scales[better, 0]
-
-
-def _columns(group: int, width: int) -> slice:
-    return slice(group * width, (group + 1) * width)
-
-
-def encode_with_feedback(w: Floats, hessian: Hessian, grid: Floats, form: Format) -> tuple[Bytes, Floats]:
+def encode_with_feedback(w: Floats, factor: Floats, grid: Floats, form: Format) -> tuple[Bytes, Floats]:
     """Codes uint8 [rows, columns / 2] and scales [rows, groups], whole steps of `grid` [rows], of a matrix in pair order."""
     rows, columns = w.shape
-    groups = columns // GROUP
-    codes, scales = np.zeros((rows, columns // 2), np.uint8), np.zeros((rows, groups), np.float32)
-    state = _Rows(w, np.full_like(w, np.nan), codes, scales, grid, form)
-    for group in range(groups):
-        own = _columns(group, GROUP)
-        left = product(state.error, hessian.factor[: group * GROUP, own])
-        state.requantise(group, left, hessian.factor[own, own])
-    for group in list(range(groups)) * ROUNDS:
-        own = _columns(group, GROUP)
-        others = hessian.matrix[:, own].copy()
-        others[own] = 0
-        factor = _upper(hessian.matrix[own, own])
-        left = product(product(state.error, others), np.linalg.inv(factor).T)
-        state.requantise(group, left, factor)
-    return state.codes, state.scales
+    error = np.zeros_like(w)  # w − ŵ of the groups so far
+    codes = np.empty((rows, columns // 2), np.uint8)
+    scales = np.empty((rows, columns // GROUP), np.float32)
+    for start in range(0, columns, GROUP):
+        stop = start + GROUP
+        own = np.ascontiguousarray(factor[start:stop, start:stop])
+        left = product(error, factor[:start, start:stop])
+        shift = product(left, np.linalg.inv(own))  # |(w − ŵ) R + left| = |(w + shift − ŵ) R|, R the group's own
+        wanted = w[:, start:stop] + shift
+        scale = find_scales(wanted, own, form, grid)
+        codes[:, start // 2 : stop // 2], rest = encode(wanted, own, scale, form)
+        error[:, start:stop] = rest - shift
+        scales[:, start // GROUP] = scale[:, 0]
+    return codes, scales

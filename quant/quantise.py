@@ -90,13 +90,13 @@ def _pairs(w: Floats, form: Format, inputs: Inputs) -> tuple[Bytes, Bytes, Float
     """(packed codes, scales [rows, groups], row scales) of a padded and rotated matrix."""
     w = np.ascontiguousarray(w[:, pair_order(w.shape[1])])
     scales = find_scales(w, inputs.diagonal, form)
-    if inputs.hessian is None:
+    if inputs.factor is None:
         grid = scales.max(1) / np.float32(255)
         steps = np.rint(_ratio(scales, grid[:, None]))
         codes, _ = encode(w, inputs.diagonal, steps * grid[:, None], form)
     else:
         grid = scales.max(1) * np.float32(HEADROOM / 255)
-        codes, scales = encode_with_feedback(w, inputs.hessian, grid, form)
+        codes, scales = encode_with_feedback(w, inputs.factor, grid, form)
         steps = np.rint(_ratio(scales, grid[:, None]))
     return pack_pairs(_tiled(codes, GROUP // 2), form), steps.astype(np.uint8), grid
 
