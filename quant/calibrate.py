@@ -42,45 +42,61 @@ class Inputs:
         """From what the caller of `quantise` gave; columns of padding are of no importance."""
         padded = ceil_to(cols, GROUP)
         used = padded if rotation and cols % rotation else cols
-        order = pair_order(padded)
-        factor = None
+        order, factor = pair_order(padded), None
         if hessian is not None:
             h = _checked("the Hessian", hessian, used, padded, 2)
-            diagonal, factor = h.diagonal().copy(), _factorised(h[np.ix_(order, order)])
+            diagonal, factor = h.diagonal().copy(), _factorised(h, order)
         elif importance is not None:
-            diagonal = _checked("the importance", importance, used, padded, 1)
+            diagonal = _checked("the importance", importance, used, padded, 1).copy()
         else:
             diagonal = np.ones(padded, np.float32)
-        diagonal += DAMPING * diagonal[:used].mean()
+        diagonal /= diagonal[:used].mean(dtype=np.float64)
+        diagonal += np.float32(DAMPING)
         diagonal[used:] = 0
         return Inputs(np.sqrt(diagonal)[order], factor)
 
 
 def _checked(name: str, array: NDArray[Any], used: int, padded: int, ndim: int) -> Floats:
-    """The statistics with zeros for padding, scaled to a mean importance of 1."""
+    """The statistics in float32, with zeros for padding; not copied when they are so already."""
     if array.shape not in ((used,) * ndim, (padded,) * ndim):
         raise ValueError(f"{name} of the matrix must be of shape {(used,) * ndim}, not {array.shape}")
-    out = np.zeros((padded,) * ndim, np.float32)
-    inner = (slice(0, used),) * ndim
-    out[inner] = array[inner]
+    with np.errstate(over="ignore"):
+        out = np.asarray(array, np.float32)
     diagonal = out if ndim == 1 else out.diagonal()
-    mean = diagonal[:used].mean(dtype=np.float64)
-    if not np.isfinite(out).all() or not (diagonal >= 0).all() or not 0 < mean < np.inf:
+    total = diagonal[:used].sum(dtype=np.float64)
+    if not (np.isfinite(out.sum(dtype=np.float64)) and (diagonal >= 0).all() and total > 0):
         raise ValueError(f"{name} must be finite and not negative, with a positive mean")
-    out /= np.float32(mean)
-    return out
+    return np.pad(out, (0, padded - len(out))) if len(out) < padded else out
 
 
-def _factorised(h: Floats) -> Floats:
-    """R, upper triangular with h = R Rᵀ. h is damped, in place, and more where float32 finds it not positive."""
-    damping = DAMPING
-    while damping < 10:
-        h[np.diag_indices_from(h)] += np.float32(damping)
+def _factorised(h: Floats, order: NDArray[np.intp]) -> Floats:
+    """R, upper triangular, of h in that order with a mean diagonal of 1. Damped, and more where float32 finds it not positive.
+
+    Factorised backwards: with L Lᵀ that of the reversed matrix, R is L reversed.
+    """
+    scale = np.float32(np.count_nonzero(h.diagonal()) / h.diagonal().sum(dtype=np.float64))
+    for damping in (DAMPING, 10 * DAMPING, 100 * DAMPING):
+        backwards = h[np.ix_(order[::-1], order[::-1])]
+        backwards *= scale
+        backwards[np.diag_indices_from(backwards)] += np.float32(damping)
         try:
-            return np.linalg.cholesky(h[::-1, ::-1])[::-1, ::-1]
+            _cholesky(backwards)
         except np.linalg.LinAlgError:
-            damping *= 10
+            continue
+        return backwards[::-1, ::-1]
     raise ValueError("the Hessian is not positive semidefinite")
+
+
+def _cholesky(a: Floats, block: int = 512) -> None:
+    """L with a = L Lᵀ, in place and in float32: NumPy's own takes six times the memory. LinAlgError where a is not positive."""
+    for start in range(0, len(a), block):
+        stop = min(start + block, len(a))
+        rows = a[start:, start:stop]
+        rows -= a[start:, :start] @ a[start:stop, :start].T
+        top = np.linalg.cholesky(rows[: stop - start])
+        rows[: stop - start] = top
+        rows[stop - start :] = rows[stop - start :] @ np.linalg.inv(top).T
+        a[start:stop, stop:] = 0
 
 
 def encode_with_feedback(w: Floats, factor: Floats, grid: Floats, form: Format) -> tuple[Bytes, Floats]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quant import Packed, dequantise, native, quantise, unpack
+from quant import Packed, calibrate, dequantise, native, quantise, unpack
 from quant.codebooks import CODEBOOKS
 from quant.formats import find_format
 from quant.solve import encode, find_scales
@@ -186,6 +186,17 @@ def test_compiled_and_numpy_agree_bit_for_bit(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(native, "_library", lambda: None)
     for one, other in zip(compiled, results(), strict=True):
         assert (one == other).all()
+
+
+@pytest.mark.parametrize("size", [1, 64, 130])
+def test_cholesky(size: int) -> None:
+    x = gaussian(2 * size, size)
+    a = x.T @ x / size
+    factor = a.copy()
+    calibrate._cholesky(factor, block=50)
+    assert np.abs(factor - np.linalg.cholesky(a)).max() < 1e-5
+    with pytest.raises(np.linalg.LinAlgError):
+        calibrate._cholesky(a - 5 * np.eye(size, dtype=np.float32), block=50)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 64, 1100])
