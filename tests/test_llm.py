@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 def test_a_fact(llm: LLM) -> None:
-    answer = llm.chat([{"role": "user", "content": "What is the capital of France?"}])
+    answer = llm.chat([{"role": "user", "content": "Name the capital of France."}])
     assert (answer.text, answer.finish) == ("The capital of France is Paris.", "stop")
     raw = llm.generate("The capital of France is", max_tokens=1)
     assert (raw.text, raw.finish, len(raw.ids)) == (" Paris", "length", 1)

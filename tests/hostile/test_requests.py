@@ -212,7 +212,7 @@ def test_a_closed_model_says_so(folder: Path) -> None:
     [
         {"max_model_len": 0}, {"max_model_len": "8"}, {"max_model_len": True}, {"max_model_len": 1.5},
         {"max_model_len": 1 << 25}, {"token_budget": 0}, {"token_budget": "x"}, {"config": 5}, {"config": [1]},
-        {"engine": None},
+        {"engine": "gpu"}, {"engine": 5},
     ],
 )  # fmt: skip
 def test_wrong_options_of_a_model(folder: Path, options: dict[str, Any]) -> None:
@@ -239,20 +239,23 @@ def test_odd_end_tokens_in_a_config(folder: Path, answer: tuple[int, ...]) -> No
         assert llm.generate([PROMPT], SamplingParams(**ASKED))[0].ids == answer
 
 
-def test_no_memory_for_the_cache_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("engine", "module"), [("native", "native"), ("reference", "kv_cache")])
+def test_no_memory_for_the_cache_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, engine: str, module: str
+) -> None:
     def full(*args: Any) -> np.ndarray:
         raise MemoryError
 
-    monkeypatch.setattr("inferflow.runtime.kv_cache.np.zeros", full)
+    monkeypatch.setattr(f"inferflow.runtime.{module}.np.zeros", full)
     with pytest.raises(UnsupportedError, match="no memory") as caught:
-        LLM(folder)
-    assert caught.value.fix == "lower max_model_len"
+        LLM(folder, engine=engine)
+    assert caught.value.fix.startswith("lower max_model_len")
 
 
 def test_a_stop_that_is_a_control_token(smollm2_path: Path) -> None:
     """Control tokens have no text to find a stop in: their ids count. Said by a user, they are text and nothing else."""
     with LLM(smollm2_path, max_model_len=256) as llm:
-        ids = llm.chat_ids([{"role": "user", "content": "What is the capital of France?"}])
+        ids = llm.chat_ids([{"role": "user", "content": "Name the capital of France."}])
         free = llm.generate([ids], max_tokens=12, ignore_eos=True)[0]
         cut = llm.generate([ids], max_tokens=12, ignore_eos=True, stop=["<|im_end|>", "zzz"])[0]
         assert (cut.text, cut.finish, cut.stop_string) == ("The capital of France is Paris.", "stop", "<|im_end|>")
