@@ -46,6 +46,7 @@ ISAS["amd64"], ISAS["arm64"] = ISAS["x86_64"], ISAS["aarch64"]
 FLAGS = [
     "-std=c++20",
     "-O3",
+    "-fno-tree-slp-vectorize",  # the kernels are vectors already; GCC would keep arrays of pointers in them, by way of memory
     "-ffp-contract=off",
     "-fno-math-errno",
     "-g0",

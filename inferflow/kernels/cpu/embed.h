@@ -17,11 +17,12 @@ void embed_tile(const Matrix& m, int64_t row, float* out, float* x, uint8_t* pan
   const Tile tile = tile_of(m, 0, row / TILE);
   const int lane = row % TILE;
   const int64_t bytes = group_bytes(FORMAT, m.group);
+  const Decoder<FORMAT> decoder(m.codebook);
   const float row_scale = m.row_scales ? m.row_scales[row] : 1.0f;
   for (int64_t g = 0; g < groups_of(m); g++) {
     const uint8_t* w = tile.codes + g * bytes;
     if constexpr (is_packed(FORMAT)) {
-      decode_group<FORMAT>(w, m.group, m.codebook, panel);
+      decode_group<FORMAT>(decoder, w, m.group, panel);
       w = panel;
     }
     const float scale = is_kept(FORMAT) ? tile.scales[g * TILE + lane] : (float)tile.bytes[g * TILE + lane];

@@ -16,12 +16,13 @@ namespace {
 
 // A tile's decoded weights: in `space`, or where they already are.
 template <int FORMAT>
-inline const uint8_t* panel_of(const Matrix& m, const Tile& tile, uint8_t* space) {
-  if constexpr (!is_packed(FORMAT)) return tile.codes;
-  const int64_t groups = groups_of(m), bytes = group_bytes(FORMAT, m.group);
-  for (int64_t g = 0; g < groups; g++)
-    decode_group<FORMAT>(tile.codes + g * bytes, m.group, m.codebook, space + g * m.group * TILE);
-  return space;
+inline const uint8_t* panel_of(const Decoder<FORMAT>& decoder, const Matrix& m, const Tile& tile, uint8_t* space) {
+  if constexpr (is_packed(FORMAT)) {
+    const int64_t groups = groups_of(m), bytes = group_bytes(FORMAT, m.group);
+    for (int64_t g = 0; g < groups; g++)
+      decode_group<FORMAT>(decoder, tile.codes + g * bytes, m.group, space + g * m.group * TILE);
+    return space;
+  } else return tile.codes;
 }
 
 template <int FORMAT, int T>
@@ -43,34 +44,51 @@ inline int64_t dot_blocks(const Matrix& m, int64_t stacked, int64_t index, const
 // Tiles [begin, end) of one matrix times the whole batch.
 template <int FORMAT>
 void multiply_tiles(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
+  const Decoder<FORMAT> decoder(m.codebook);
   for (int64_t index = begin; index < end; index++) {
     const Tile tile = tile_of(m, stacked, index);
-    const uint8_t* panel = panel_of<FORMAT>(m, tile, space);
+    const uint8_t* panel = panel_of<FORMAT>(decoder, m, tile, space);
     int64_t t = dot_blocks<FORMAT, BLOCKS[0]>(m, stacked, index, tile, panel, b, 0);
     t = dot_blocks<FORMAT, BLOCKS[1]>(m, stacked, index, tile, panel, b, t);
     dot_blocks<FORMAT, BLOCKS[2]>(m, stacked, index, tile, panel, b, t);
   }
 }
 
-// One row: no panel, where there is a kernel for that.
-template <int FORMAT>
-void multiply_one(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
-  const Quantised a = quantised(b.in[0], m.padded, m.group);
-  int8_t* __restrict negated = reinterpret_cast<int8_t*>(space);
+// T rows, straight from the codes.
+template <int FORMAT, int T>
+void multiply_direct(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
+  const Decoder<FORMAT> decoder(m.codebook);
   const int64_t count = m.padded;  // a local: bytes may alias anything, and the loop would read it again each time
-  const int8_t* __restrict values = a.values;
-  for (int64_t n = 0; n < count; n++) negated[n] = (int8_t)-values[n];
+  Quantised a[T];
+  for (int t = 0; t < T; t++) a[t] = quantised(b.in[t], m.padded, m.group);
+  int8_t* __restrict negated = reinterpret_cast<int8_t*>(space);
+  if constexpr (NEGATED && is_pair(FORMAT))
+    for (int64_t n = 0; n < count; n++) negated[n] = (int8_t)-a[0].values[n];
   for (int64_t index = begin; index < end; index++) {
-    float f[TILE];
-    gemv<FORMAT>(tile_of(m, stacked, index), groups_of(m), m.group, m.codebook, a, negated, f);
-    finish(m, stacked, index, f, b.out[0], b.residual ? b.residual[0] : nullptr);
+    float f[T * TILE];
+    dot_codes<FORMAT, T>(decoder, tile_of(m, stacked, index), groups_of(m), m.group, a, negated, f);
+    for (int t = 0; t < T; t++)
+      finish(m, stacked, index, f + t * TILE, b.out[t], b.residual ? b.residual[t] : nullptr);
   }
+}
+
+template <int FORMAT, int T = direct_rows(FORMAT)>
+void multiply_few(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
+  if (b.count == T) multiply_direct<FORMAT, T>(m, stacked, begin, end, b, space);
+  else if constexpr (T > 1) multiply_few<FORMAT, T - 1>(m, stacked, begin, end, b, space);
 }
 
 template <int FORMAT>
 void multiply_integers(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
-  if constexpr (HAS_GEMV && is_packed(FORMAT))
-    if (b.count == 1) return multiply_one<FORMAT>(m, stacked, begin, end, b, space);
+  if constexpr (direct_rows(FORMAT) > 0) {
+    if (b.count <= direct_rows(FORMAT)) return multiply_few<FORMAT>(m, stacked, begin, end, b, space);
+    if (direct_rows(FORMAT) > 1 && b.count <= 2 * direct_rows(FORMAT)) {
+      const int64_t half = b.count / 2;
+      multiply_few<FORMAT>(m, stacked, begin, end, {half, b.in, b.out, b.residual}, space);
+      return multiply_few<FORMAT>(
+          m, stacked, begin, end, {b.count - half, b.in + half, b.out + half, b.residual ? b.residual + half : nullptr}, space);
+    }
+  }
   multiply_tiles<FORMAT>(m, stacked, begin, end, b, space);
 }
 

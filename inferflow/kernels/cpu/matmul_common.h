@@ -2,6 +2,7 @@
 // part of a result. An instruction set (matmul_portable.h, matmul_avx2.h …) adds how a tile is decoded and how its integers are
 // summed; the sums are exact, so every way of getting them gives the same bits.
 #pragma once
+#include <type_traits>
 #include "abi.h"
 #include "kernels.h"
 #include "quantise.h"
@@ -24,6 +25,11 @@ constexpr bool is_kept(int format) { return format >= KEPT4; }
 constexpr bool is_signed(int format) { return format == Q8 || format == KEPT8; }  // int8; the others' magnitudes are below 128
 constexpr bool is_packed(int format) { return is_pair(format) || format == KEPT4; }
 constexpr int planes(int format) { return format - PAIR6 + 2; }
+
+// What a format without a codebook is decoded with.
+struct NoTable {
+  explicit NoTable(const uint8_t*) {}
+};
 
 // Bytes of one group of one tile.
 constexpr int64_t group_bytes(int format, int64_t group) {

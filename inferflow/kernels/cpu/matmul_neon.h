@@ -8,7 +8,8 @@ namespace {
 
 constexpr int PANEL_OFFSET = 0;
 constexpr int BLOCKS[] = {4, 2, 1};  // rows of a batch that one dot() takes
-constexpr bool HAS_GEMV = true;
+constexpr int direct_rows(int format) { return is_packed(format); }
+constexpr bool NEGATED = false;
 constexpr int PARTS = 4;  // vectors in a step: 4 columns of 4 rows each
 
 // The sums of 4 rows.
@@ -78,9 +79,12 @@ struct Pairs {
 inline int8x16_t low_nibbles(const uint8_t* p) { return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15))); }
 inline int8x16_t high_nibbles(const uint8_t* p) { return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4)); }
 
+template <int FORMAT>
+using Decoder = std::conditional_t<is_pair(FORMAT), Pairs<planes(FORMAT)>, NoTable>;
+
 // One group to its panel.
 template <int FORMAT>
-inline void decode_group(const uint8_t* codes, int64_t group, const uint8_t* codebook, uint8_t* panel) {
+inline void decode_group(const Decoder<FORMAT>& pairs, const uint8_t* codes, int64_t group, uint8_t* panel) {
   int8_t* out = reinterpret_cast<int8_t*>(panel);
   if constexpr (FORMAT == KEPT4) {
     for (int64_t n = 0; n < group * 8; n += 16) {
@@ -88,7 +92,6 @@ inline void decode_group(const uint8_t* codes, int64_t group, const uint8_t* cod
       vst1q_s8(out + n / 64 * 128 + 64 + n % 64, high_nibbles(codes + n));
     }
   } else {
-    const Pairs<planes(FORMAT)> pairs(codebook);
     for (int part = 0; part < PARTS; part++)
       pairs.walk(codes + part * 16, [&](int step, int8x16_t x, int8x16_t y) {
         vst1q_s8(out + step * 128 + part * 16, x);
@@ -120,22 +123,21 @@ inline void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t 
 }
 
 // The same for one row, straight from the codes.
-template <int FORMAT>
-inline void gemv(const Tile& tile, int64_t groups, int64_t group, const uint8_t* codebook, const Quantised& a, const int8_t*, float* f) {
-  const Pairs<is_pair(FORMAT) ? planes(FORMAT) : 2> pairs(codebook);
+template <int FORMAT, int T>
+inline void dot_codes(const Decoder<FORMAT>& pairs, const Tile& tile, int64_t groups, int64_t group, const Quantised* a, const int8_t*, float* f) {
   const int64_t bytes = group_bytes(FORMAT, group);
   memset(f, 0, TILE * 4);
   for (int64_t g = 0; g < groups; g++)
     for (int r = 0; r < PARTS; r++) {
       const uint8_t* codes = tile.codes + g * bytes + r * 16;
-      const int8_t* values = a.values + g * group;
+      const int8_t* values = a->values + g * group;
       Sums sums;
       if constexpr (FORMAT == KEPT4)
         for (int64_t c = 0; c < group; c += 8)
           sums.add(low_nibbles(codes + c * 8), four(values + c), high_nibbles(codes + c * 8), four(values + c + 4));
       else
         pairs.walk(codes, [&](int step, int8x16_t x, int8x16_t y) { sums.add(x, four(values + 8 * step), y, four(values + 8 * step + 4)); });
-      store(f + r * LANES, add_group<FORMAT>(load(f + r * LANES), lanes(sums), tile, g, r * LANES, a.scales[g], a.sums[g]));
+      store(f + r * LANES, add_group<FORMAT>(load(f + r * LANES), lanes(sums), tile, g, r * LANES, a->scales[g], a->sums[g]));
     }
 }
 

@@ -8,26 +8,34 @@ namespace {
 
 constexpr int PANEL_OFFSET = 0;      // what is added to the weights of PAIR formats in a panel
 constexpr int BLOCKS[] = {4, 2, 1};  // rows of a batch that one dot() takes
-constexpr bool HAS_GEMV = false;
+constexpr int direct_rows(int) { return 0; }  // always by way of the panel
+constexpr bool NEGATED = false;
+
+struct Table {
+  const uint8_t* entries;
+  explicit Table(const uint8_t* codebook) : entries(codebook) {}
+};
+template <int FORMAT>
+using Decoder = std::conditional_t<is_pair(FORMAT), Table, NoTable>;
 
 // 64 codes a step, two weights each.
 template <int FORMAT>
-inline void decode_group(const uint8_t* codes, int64_t group, const uint8_t* table, uint8_t* panel) {
+inline void decode_group(const Decoder<FORMAT>& decoder, const uint8_t* codes, int64_t group, uint8_t* panel) {
   if constexpr (FORMAT == KEPT4) {
     for (int64_t step = 0; step < group / 4; step++)
       for (int lane = 0; lane < 64; lane++) panel[step * 64 + lane] = codes[step / 2 * 64 + lane] >> (step & 1) * 4 & 15;
-    return;
+  } else {
+    constexpr int P = planes(FORMAT), ENTRIES = 16 << (P - 2);
+    for (int step = 0; step < 8; step++)
+      for (int lane = 0; lane < 64; lane++) {
+        int bit[4], index = codes[step / 2 * 64 + lane] >> (step & 1) * 4 & 15;
+        for (int p = 0; p < P; p++) bit[p] = codes[256 + 64 * p + lane] >> step & 1;
+        for (int p = 2; p < P; p++) index |= bit[p] << (p + 2);
+        const int x = decoder.entries[index], y = decoder.entries[ENTRIES + index];
+        panel[step * 128 + lane] = (uint8_t)(bit[0] ? -x : x);
+        panel[step * 128 + 64 + lane] = (uint8_t)(bit[1] ? -y : y);
+      }
   }
-  constexpr int P = planes(FORMAT), ENTRIES = 16 << (P - 2);
-  for (int step = 0; step < 8; step++)
-    for (int lane = 0; lane < 64; lane++) {
-      int bit[4], index = codes[step / 2 * 64 + lane] >> (step & 1) * 4 & 15;
-      for (int p = 0; p < P; p++) bit[p] = codes[256 + 64 * p + lane] >> step & 1;
-      for (int p = 2; p < P; p++) index |= bit[p] << (p + 2);
-      const int x = table[index], y = table[ENTRIES + index];
-      panel[step * 128 + lane] = (uint8_t)(bit[0] ? -x : x);
-      panel[step * 128 + 64 + lane] = (uint8_t)(bit[1] ? -y : y);
-    }
 }
 
 // f [T][16] = one tile times T quantised rows. panel: as decode_group leaves it, or the codes of a format that is not packed.

@@ -5,9 +5,10 @@
 // are stored with 64 added, which the group's sum takes off again; KEPT4 and KEPT7 are unsigned as they are; Q8 and KEPT8 multiply
 // |w| by ±a. vpdpbusd has no such limit: there int8 weights get 128 added.
 //
-// One row of activations (gemv) skips the panel. |x| and |y| come from tables in registers, and the signs go to the activations: ±a
+// One row of activations skips the panel. |x| and |y| come from tables in registers, and the signs go to the activations: ±a
 // chosen by the sign planes, whose bit of the step at hand is brought to bit 7 by doubling. 4 · 63 · 127 = 32004 fits 16 bits, so
-// x and y are added before they are widened.
+// x and y are added before they are widened. With VBMI a table in registers holds the signed weights, so decoding costs less than
+// the products of a few rows, and these skip the panel too.
 #pragma once
 #include "matmul_common.h"
 
@@ -15,6 +16,11 @@ namespace inferflow {
 namespace {
 
 constexpr int PANEL_OFFSET = 64;
+#if defined(__AVX512VNNI__)  // and VBMI
+constexpr bool VNNI = true;
+#else
+constexpr bool VNNI = false;
+#endif
 
 #if defined(__AVX512F__)
 typedef __m512i Bytes;
@@ -79,35 +85,73 @@ inline Bytes four(const int8_t* a) {  // 4 activations, for every row
 inline vi lanes(Bytes sums) { return (vi)sums; }
 
 // acc + Σ of 4 products a lane.
-inline Bytes multiply_add(Bytes acc, Bytes u, Bytes s) {
+inline Bytes multiply_add(Bytes acc, Bytes u, Bytes s) { return add32(acc, pairs32(pairs16(u, s))); }
 #if defined(__AVX512VNNI__)
-  return _mm512_dpbusd_epi32(acc, u, s);
-#else
-  return add32(acc, pairs32(pairs16(u, s)));
+// The same with 4 activations for every row. Written out because GCC broadcasts them into registers, of which it then has too few.
+inline Bytes multiply_add_four(Bytes acc, Bytes u, const int8_t* a) {
+#if defined(EMULATE_VNNI)  // the tests, without the processor
+  return _mm512_dpbusd_epi32(acc, u, four(a));
 #endif
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(u), "m"(*(const int32_t(*)[1])a));
+  return acc;
 }
+#endif
+
+#if defined(__AVX512VNNI__)
+
+// A pair's codes, decoded by vpermb: the sign is the last bit of the index, the tables hold 64 ± |x|.
+template <int P>
+struct Pairs {
+  static constexpr int SIGN = P + 2;  // the bit of an index
+  Bytes x[2], y[2];  // indices 0 … 63, 64 … 127; below P = 4 bit 6 is of no account
+  explicit Pairs(const uint8_t* codebook) {
+    fill(x, codebook);
+    fill(y, codebook + (16 << (P - 2)));
+  }
+  static inline void fill(Bytes (&table)[2], const uint8_t* p) {
+    const Bytes size = P == 2   ? table16(p)
+                       : P == 3 ? _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)p))
+                                : load_b(p);
+    const __mmask64 negative = P == 2 ? 0xFFFF0000FFFF0000 : P == 3 ? 0xFFFFFFFF00000000 : 0;
+    const Bytes zero = all8(PANEL_OFFSET), plus = add8(zero, size);
+    table[0] = _mm512_mask_sub_epi8(plus, negative, zero, size);
+    table[1] = _mm512_sub_epi8(zero, size);
+  }
+  static inline Bytes look(const Bytes (&table)[2], Bytes index) {
+    if constexpr (P < 4) return _mm512_permutexvar_epi8(index, table[0]);
+    else return _mm512_permutex2var_epi8(table[0], index, table[1]);
+  }
+  // Bits below `bit` from index, bit `bit` from the plane's bit `step`; those above are of no account.
+  template <int BIT>
+  static inline __attribute__((always_inline)) Bytes join(Bytes index, Bytes plane, int step) {
+    const Bytes moved = step > BIT ? _mm512_srli_epi16(plane, step - BIT) : _mm512_slli_epi16(plane, BIT - step);
+    return _mm512_ternarylogic_epi32(index, moved, all8((1 << BIT) - 1), 0xE4);
+  }
+  // f(step, x + 64, y + 64) for steps 0 … 7.
+  template <class F>
+  inline __attribute__((always_inline)) void walk(const uint8_t* codes, F f) const {
+    const Bytes sign_x = load_b(codes + 256), sign_y = load_b(codes + 320);
+    const Bytes high = P > 2 ? load_b(codes + 384) : sign_x, top = P > 3 ? load_b(codes + 448) : sign_x;
+#pragma GCC unroll 8
+    for (int step = 0; step < 8; step++) {
+      const Bytes both = load_b(codes + 64 * (step / 2));
+      Bytes index = step % 2 ? shift4(both) : both;
+      if constexpr (P > 2) index = join<4>(index, high, step);
+      if constexpr (P > 3) index = join<5>(index, top, step);
+      f(step, look(x, join<SIGN>(index, sign_x, step)), look(y, join<SIGN>(index, sign_y, step)));
+    }
+  }
+};
+#else
 
 // A codebook's coordinate in registers: 16 · 2^(P−2) magnitudes.
 template <int P>
 struct Codebook {
-#if defined(__AVX512VBMI__)
-  Bytes table;
-  explicit Codebook(const uint8_t* p) {
-    uint8_t all[64] = {};
-    memcpy(all, p, 16 << (P - 2));
-    table = load_b(all);
-  }
-  // The entries of index + 16 · (bit 7 of high) + 32 · (bit 7 of top).
-  inline __attribute__((always_inline)) Bytes look(Bytes index, Bytes high, Bytes top) const {
-    if constexpr (P > 2) index = _mm512_mask_add_epi8(index, _mm512_movepi8_mask(high), index, all8(16));
-    if constexpr (P > 3) index = _mm512_mask_add_epi8(index, _mm512_movepi8_mask(top), index, all8(32));
-    return _mm512_permutexvar_epi8(index, table);
-  }
-#else
   Bytes tables[1 << (P - 2)];
   explicit Codebook(const uint8_t* p) {
     for (int n = 0; n < 1 << (P - 2); n++) tables[n] = table16(p + 16 * n);
   }
+  // The entries of index + 16 · (bit 7 of high) + 32 · (bit 7 of top).
   inline __attribute__((always_inline)) Bytes look(Bytes index, Bytes high, Bytes top) const {
     const Bytes a = look16(tables[0], index);
     if constexpr (P == 2) return a;
@@ -117,7 +161,6 @@ struct Codebook {
       else return select(b, select(look16(tables[2], index), look16(tables[3], index), high), top);
     }
   }
-#endif
 };
 
 // The planes of one vector of codes. step() calls f(step, |x|, |y|, planes of the signs) for steps 7 … 0.
@@ -146,10 +189,14 @@ struct Pairs {
     }
   }
 };
+#endif
+
+template <int FORMAT>
+using Decoder = std::conditional_t<is_pair(FORMAT), Pairs<planes(FORMAT)>, NoTable>;
 
 // One group to its panel.
 template <int FORMAT>
-inline void decode_group(const uint8_t* codes, int64_t group, const uint8_t* codebook, uint8_t* panel) {
+inline void decode_group(const Decoder<FORMAT>& pairs, const uint8_t* codes, int64_t group, uint8_t* panel) {
   if constexpr (FORMAT == KEPT4) {
     for (int64_t n = 0; n < group * 8; n += WIDTH) {
       const Bytes both = load_b(codes + n);
@@ -158,22 +205,22 @@ inline void decode_group(const uint8_t* codes, int64_t group, const uint8_t* cod
       store_b(at + 64, and_b(shift4(both), all8(15)));
     }
   } else {
-    const Pairs<planes(FORMAT)> pairs(codebook);
     for (int part = 0; part < PARTS; part++) {
       uint8_t* at = panel + part * WIDTH;
-      pairs.walk(codes + part * WIDTH, [at](int step, Bytes x, Bytes y, Bytes sign_x, Bytes sign_y) {
-        store_b(at + step * 128, add8(negate_where(x, sign_x), all8(PANEL_OFFSET)));
-        store_b(at + step * 128 + 64, add8(negate_where(y, sign_y), all8(PANEL_OFFSET)));
-      });
+      if constexpr (VNNI)
+        pairs.walk(codes, [at](int step, Bytes x, Bytes y) {
+          store_b(at + step * 128, x);
+          store_b(at + step * 128 + 64, y);
+        });
+      else
+        pairs.walk(codes + part * WIDTH, [at](int step, Bytes x, Bytes y, Bytes sign_x, Bytes sign_y) {
+          store_b(at + step * 128, add8(negate_where(x, sign_x), all8(PANEL_OFFSET)));
+          store_b(at + step * 128 + 64, add8(negate_where(y, sign_y), all8(PANEL_OFFSET)));
+        });
     }
   }
 }
 
-#if defined(__AVX512VNNI__)
-constexpr bool VNNI = true;
-#else
-constexpr bool VNNI = false;
-#endif
 // What the panel's bytes are too large by.
 constexpr int offset_of(int format) { return is_pair(format) ? PANEL_OFFSET : VNNI && is_signed(format) ? 128 : 0; }
 
@@ -192,10 +239,14 @@ inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], con
         u[r] = !is_signed(FORMAT) ? w[r] : VNNI ? add8(w[r], all8(-128)) : abs8(w[r]);
       }
       for (int t = 0; t < T; t++) {
+#if defined(__AVX512VNNI__)
+        acc[t][0] = multiply_add_four(acc[t][0], u[0], a[t] + 4 * s);
+#else
         const Bytes x = four(a[t] + 4 * s);
         for (int r = 0; r < PARTS; r++)
           if constexpr (SMALL) half[t][r] = add16(half[t][r], pairs16(u[r], x));
-          else acc[t][r] = multiply_add(acc[t][r], u[r], is_signed(FORMAT) && !VNNI ? times_sign(x, w[r]) : x);
+          else acc[t][r] = multiply_add(acc[t][r], u[r], is_signed(FORMAT) ? times_sign(x, w[r]) : x);
+#endif
       }
     }
     if constexpr (SMALL)
@@ -225,23 +276,13 @@ inline void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t 
     for (int r = 0; r < PARTS; r++) store(f + t * TILE + r * LANES, y[t][r]);
 }
 
-// The same for one row, straight from the codes. negated: −a.
-template <int P>
-inline __attribute__((always_inline)) Bytes gemv_group(const Pairs<P>& pairs, const uint8_t* codes, const int8_t* a, const int8_t* negated) {
-  Bytes acc = {};
-  pairs.walk(codes, [&](int step, Bytes x, Bytes y, Bytes sign_x, Bytes sign_y) {
-    const Bytes ax = select(four(a + 8 * step), four(negated + 8 * step), sign_x);
-    const Bytes ay = select(four(a + 8 * step + 4), four(negated + 8 * step + 4), sign_y);
-#if defined(__AVX512VNNI__)
-    acc = multiply_add(multiply_add(acc, x, ax), y, ay);
-#else
-    acc = add32(acc, pairs32(add16(pairs16(x, ax), pairs16(y, ay))));
-    keep(acc);
-#endif
-  });
-  return acc;
+// Straight from the codes, direct_rows(format) rows at most.
+inline void prefetch_ahead(const uint8_t* codes, int64_t bytes) {
+  constexpr int64_t AHEAD = 8192;  // tiles lie one behind the other
+  for (int64_t n = 0; n < bytes; n += 64) _mm_prefetch((const char*)codes + n + AHEAD, _MM_HINT_T0);
 }
-inline Bytes gemv_group_kept4(const uint8_t* codes, int64_t group, const int8_t* a) {
+
+inline Bytes dot_kept4(const uint8_t* codes, int64_t group, const int8_t* a) {
   Bytes acc = {};
   for (int64_t first = 0; first < group; first += 32) {
     Bytes half = {};
@@ -255,27 +296,73 @@ inline Bytes gemv_group_kept4(const uint8_t* codes, int64_t group, const int8_t*
   return acc;
 }
 
-template <int FORMAT>
-inline void gemv(const Tile& tile, int64_t groups, int64_t any_group, const uint8_t* codebook, const Quantised& a, const int8_t* negated, float* f) {
-  constexpr int64_t AHEAD = 8192;  // bytes: tiles lie one behind the other
-  const int64_t group = is_kept(FORMAT) ? any_group : 64, bytes = group_bytes(FORMAT, group);
-  const Pairs<is_pair(FORMAT) ? planes(FORMAT) : 2> pairs(codebook);
+#if defined(__AVX512VNNI__)
+constexpr int direct_rows(int format) { return is_pair(format) ? 12 : format == KEPT4; }
+constexpr bool NEGATED = false;
+
+template <int FORMAT, int T>
+inline void dot_codes(const Decoder<FORMAT>& pairs, const Tile& tile, int64_t groups, int64_t group, const Quantised* a, const int8_t*, float* f) {
+  const int64_t bytes = group_bytes(FORMAT, group);
+  vf y[T] = {};
+  for (int64_t g = 0; g < groups; g++) {
+    const uint8_t* codes = tile.codes + g * bytes;
+    prefetch_ahead(codes, bytes);
+    Bytes acc[T], more[T];
+    if constexpr (is_pair(FORMAT)) {
+      constexpr bool TWO = T <= 4;  // sums of a few rows, so that one product need not wait for the last
+      const int8_t* values[T];
+      for (int t = 0; t < T; t++) {
+        values[t] = a[t].values + g * 64;
+        acc[t] = all32(-PANEL_OFFSET * a[t].sums[g]);
+        more[t] = all32(0);
+      }
+      pairs.walk(codes, [&](int step, Bytes x, Bytes y) {
+        for (int t = 0; t < T; t++) acc[t] = multiply_add_four(acc[t], x, values[t] + 8 * step);
+        Bytes* other = TWO ? more : acc;
+        for (int t = 0; t < T; t++) other[t] = multiply_add_four(other[t], y, values[t] + 8 * step + 4);
+      });
+      if (TWO)
+        for (int t = 0; t < T; t++) acc[t] = add32(acc[t], more[t]);
+    } else acc[0] = dot_kept4(codes, group, a->values + g * group);
+    for (int t = 0; t < T; t++) y[t] = add_group<FORMAT>(y[t], lanes(acc[t]), tile, g, 0, a[t].scales[g], a[t].sums[g]);
+  }
+  for (int t = 0; t < T; t++) store(f + t * TILE, y[t]);
+}
+#else
+constexpr int direct_rows(int format) { return is_packed(format); }
+constexpr bool NEGATED = true;  // −a is wanted too
+
+template <int P>
+inline __attribute__((always_inline)) Bytes dot_pairs(const Pairs<P>& pairs, const uint8_t* codes, const int8_t* a, const int8_t* negated) {
+  Bytes acc = {};
+  pairs.walk(codes, [&](int step, Bytes x, Bytes y, Bytes sign_x, Bytes sign_y) {
+    const Bytes ax = select(four(a + 8 * step), four(negated + 8 * step), sign_x);
+    const Bytes ay = select(four(a + 8 * step + 4), four(negated + 8 * step + 4), sign_y);
+    acc = add32(acc, pairs32(add16(pairs16(x, ax), pairs16(y, ay))));
+    keep(acc);
+  });
+  return acc;
+}
+
+template <int FORMAT, int T>
+inline void dot_codes(const Decoder<FORMAT>& pairs, const Tile& tile, int64_t groups, int64_t group, const Quantised* a, const int8_t* negated, float* f) {
+  const int64_t bytes = group_bytes(FORMAT, group);
   vf y[PARTS] = {};
   for (int64_t g = 0; g < groups; g++) {
     const uint8_t* codes = tile.codes + g * bytes;
-    for (int64_t n = 0; n < bytes; n += 64) _mm_prefetch((const char*)codes + n + AHEAD, _MM_HINT_T0);
+    prefetch_ahead(codes, bytes);
 #pragma GCC unroll 2
     for (int r = 0; r < PARTS; r++) {
       asm volatile("" ::: "memory");  // load the activations again rather than spill them
       Bytes sums;
-      if constexpr (is_pair(FORMAT)) sums = gemv_group(pairs, codes + r * WIDTH, a.values + g * 64, negated + g * 64);
-      else sums = gemv_group_kept4(codes + r * WIDTH, group, a.values + g * group);
-      y[r] = add_group<FORMAT>(y[r], lanes(sums), tile, g, r * LANES, a.scales[g], a.sums[g]);
+      if constexpr (is_pair(FORMAT)) sums = dot_pairs(pairs, codes + r * WIDTH, a->values + g * 64, negated + g * 64);
+      else sums = dot_kept4(codes + r * WIDTH, group, a->values + g * group);
+      y[r] = add_group<FORMAT>(y[r], lanes(sums), tile, g, r * LANES, a->scales[g], a->sums[g]);
     }
   }
   for (int r = 0; r < PARTS; r++) store(f + r * LANES, y[r]);
 }
-constexpr bool HAS_GEMV = true;
+#endif
 
 }  // namespace
 }  // namespace inferflow

@@ -5,7 +5,7 @@ set -e
 here=$(dirname "$0")
 out=$(mktemp -d)
 trap 'rm -r "$out"' EXIT
-flags="-std=c++17 -ffp-contract=off -fno-math-errno -w -I$here/../../../inferflow/kernels/cpu"
+flags="-std=c++20 -ffp-contract=off -fno-math-errno -w -I$here/../../../inferflow/kernels/cpu"
 for isa in ${*:-portable avx2 sanitized avx512 avx512vnni neon dotprod}; do
   compiler=g++ runner=
   case $isa in
