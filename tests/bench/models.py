@@ -191,7 +191,7 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.mixes) - set(MIXES):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
-    stem = re.sub(r"[-.](i?q\d\w*|[bf]*16)$", "", options.model.stem, flags=re.IGNORECASE)
+    stem = re.sub(r"(-dithered)?[-.](i?q\d\w*|[bf]*16)$", "", options.model.stem, flags=re.IGNORECASE)
     reference = options.model.with_name(f"{stem}-dithered-f16.gguf")
     if not reference.exists():
         dither(options.model, reference)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -21,7 +22,7 @@ from .peers import Batched, Floats
 
 __all__ = ["LlamaCpp", "quantize_rows"]
 
-VERSION = "2026.10.11549"  # the layout of the structures below is this version's
+VERSION = "2026.10.11549"  # the layout of the structures below is this version's, and that of llama-cpp-python 0.3.36
 
 Ints = npt.NDArray[np.int32]
 
@@ -80,14 +81,19 @@ _LogCallback = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_vo
 _silent = _LogCallback(lambda level, text, data: None)  # kept here: the library calls it for good
 
 
-@functools.cache
-def _library() -> ctypes.CDLL:
-    """The wheel's library, with its functions declared; RuntimeError for another version than the one known here."""
+def _wheel() -> str:
+    """The path of xllamacpp's library; RuntimeError for another version than the one known here."""
     if metadata.version("xllamacpp") != VERSION:
         raise RuntimeError(f"only xllamacpp {VERSION} is known here: pip install xllamacpp=={VERSION}")
     import xllamacpp  # type: ignore[import-untyped]
 
-    library = ctypes.CDLL(str(next(Path(xllamacpp.__file__).parent.glob("*.so"))))
+    return str(next(Path(xllamacpp.__file__).parent.glob("*.so")))
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The library, with its functions declared: the one that LLAMA_CPP_LIBRARY names, else the wheel's."""
+    library = ctypes.CDLL(os.environ.get("LLAMA_CPP_LIBRARY") or _wheel())
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

@@ -1,12 +1,13 @@
 // OP_SDPA: attention over the paged cache, with a running softmax.
 //
-// A unit is a tile of a span's tokens and the query heads of one key head: at most TILE_ROWS rows (one row: one token, one head).
-// The tile walks the cache's blocks in order; in each, a row takes part only if it sees a key there, and its scores, maximum,
-// weights and sums are functions of its own keys. So a row's bits are the same in any tile. Keys that a row does not see are
-// masked by selection in the scores and left out of the sum of values, never multiplied by zero: they may hold anything.
+// A unit is a tile of a span's tokens and query heads of one key head: at most TILE_ROWS rows (one row: one token, one head).
+// The tile walks the context in stretches of whole blocks that begin at multiples of STRETCH; in each, a row takes part only if it
+// sees a key there, and its scores, maximum, weights and sums are functions of its own keys. So a row's bits are the same in any
+// tile. Keys that a row does not see are masked by selection in the scores and left out of the sum of values, never multiplied by
+// zero: they may hold anything.
 //
 // Both products, queries by keys and weights by values, are one matrix product whose terms are added in order, whatever the shape
-// of the register tile. Scratch memory is that of one tile and one block; nothing grows with the context.
+// of the register tile. Scratch memory is that of one tile and one stretch; nothing grows with the context.
 #pragma once
 #include "attention_cache.h"
 #include "functions.h"
@@ -16,22 +17,28 @@ namespace {
 namespace attention {
 
 constexpr int64_t TILE_ROWS = 48;  // whole register tiles of 6 rows for most sizes of head groups
+constexpr int64_t STRETCH = 128;   // positions that share one maximum
+#if defined(__AVX512F__) || defined(__ARM_NEON)
+constexpr int ACCUMULATORS = 24;   // of 32 registers
+#else
+constexpr int ACCUMULATORS = 12;   // of 16
+#endif
 
 // ---------------------------------------------------------------------------------------------------- products
 
-// A matrix product: c [rows, n] = c · keep + a [rows, depth] · b [depth, n]; keep [rows] null: c starts at zero. Rows of c are
-// whole vectors (what is written past n is never read).
+// A matrix product: c [rows, n] = a [rows, depth] · b [depth, n], or that is added to c. Rows of c are whole vectors (what is
+// written past n is never read).
 template <class Type> struct Product {
   const float* a;
   const typename Type::Element* b;
   float* c;
-  const float* keep;
+  bool add;
   const typename Type::Element* next;  // what b will be in the next block: fetched ahead
   int64_t depth, a_stride, b_stride, c_stride;
 };
 
 // R rows by V vectors. tail: elements of b in the last vector, when that is not whole (then V is 1). Of the two operands the one of
-// fewer vectors stays in registers for a step, so that accumulators and operands fit into sixteen.
+// fewer vectors stays in registers for a step, so that accumulators and operands fit.
 template <class Type, int R, int V, bool TAIL> inline void register_tile(const Product<Type>& p, int64_t column, int64_t tail) {
   const int64_t depth = p.depth, a_stride = p.a_stride, b_stride = p.b_stride, c_stride = p.c_stride;
   const float* a = p.a;
@@ -42,7 +49,7 @@ template <class Type, int R, int V, bool TAIL> inline void register_tile(const P
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-    for (int v = 0; v < V; v++) sum[r][v] = p.keep ? load(c + r * c_stride + v * LANES) * set1(p.keep[r]) : vf{};
+    for (int v = 0; v < V; v++) sum[r][v] = p.add ? load(c + r * c_stride + v * LANES) : vf{};
   for (int64_t k = 0; k < depth; k++, a++, b += b_stride) {
     for (size_t n = 0; n < V * LANES * sizeof(b[0]); n += 64) __builtin_prefetch((const char*)(b + ahead) + n, 0, 2);
     if constexpr (V <= R) {
@@ -77,22 +84,26 @@ template <class Type, int R, int V> void product_rows(const Product<Type>& p, in
   else if (column < n) register_tile<Type, R, 1, true>(p, column, n - column);
 }
 
-// Rows go in even shares of at most six, columns as wide as the registers allow.
+// Vectors of a register tile of R rows.
+constexpr int columns(int rows) {
+  int v = 8;
+  while (v * rows > ACCUMULATORS) v /= 2;
+  return v;
+}
+template <class Type, int R> void product_share(const Product<Type>& p, int64_t share, int64_t n) {
+  if (share == R) product_rows<Type, R, columns(R)>(p, 0, n);
+  else if constexpr (R > 1) product_share<Type, R - 1>(p, share, n);
+}
+
+// Rows go in even shares (of at most six: their addresses are one register and a few multiples), columns as wide as fits.
 template <class Type> void product(Product<Type> p, int64_t rows, int64_t n) {
-  for (int64_t passes = (rows + 5) / 6; passes; passes--) {
+  constexpr int MOST = 6;
+  for (int64_t passes = (rows + MOST - 1) / MOST; passes; passes--) {
     const int64_t share = (rows + passes - 1) / passes;
-    switch (share) {
-      case 1: product_rows<Type, 1, 8>(p, 0, n); break;
-      case 2: product_rows<Type, 2, 4>(p, 0, n); break;
-      case 3: product_rows<Type, 3, 4>(p, 0, n); break;
-      case 4: product_rows<Type, 4, 2>(p, 0, n); break;
-      case 5: product_rows<Type, 5, 2>(p, 0, n); break;
-      default: product_rows<Type, 6, 2>(p, 0, n);
-    }
+    product_share<Type, MOST>(p, share, n);
     rows -= share;
     p.a += share * p.a_stride;
     p.c += share * p.c_stride;
-    if (p.keep) p.keep += share;
     p.next = p.b;  // already on its way
   }
 }
@@ -108,9 +119,9 @@ inline Range visible(const SdpaArgs& args, int64_t position) {
   const int64_t chunk = args.chunk ? position / args.chunk * args.chunk : 0;
   return {first > chunk ? first : chunk, position + 1};
 }
-// The part of it in the block that starts at `start`, counted from there.
-inline Range within(Range r, int64_t start, int64_t block) {
-  return {r.first > start ? r.first - start : 0, r.after - start < block ? r.after - start : block};
+// The part of it in the `width` positions from `start` on, counted from there.
+inline Range within(Range r, int64_t start, int64_t width) {
+  return {r.first > start ? r.first - start : 0, r.after - start < width ? r.after - start : width};
 }
 
 inline vf numbers_from(int64_t first) {
@@ -135,13 +146,7 @@ inline vf exp_negative(vf x) {
   return pick(x < set1(-87.0f), vf{}, p * as_float((as_int(shifted) << 23) + as_int(set1(1.0f))));
 }
 
-inline float highest(vf v) {
-  float x[LANES];
-  store(x, v);
-  for (int half = LANES / 2; half; half /= 2)
-    for (int n = 0; n < half; n++) x[n] = x[n + half] > x[n] ? x[n + half] : x[n];
-  return x[0];
-}
+inline float highest(vf v) { return over_lanes(v, [](vf a, vf b) { return pick(b > a, b, a); }); }
 
 // What turns a product of a query and a key into a score, for one head and one query position.
 struct Scoring {
@@ -162,7 +167,7 @@ struct Scoring {
   }
 };
 
-// Products of one row and one block become scores, −∞ outside `seen`. Their maximum (a NaN among them is left to the weights).
+// Products of one row and one stretch become scores, −∞ outside `seen`. Their maximum (a NaN among them is left to the weights).
 inline float scores(const Scoring& score, float* row, Range seen, int64_t start, const float* key_scales) {
   vf top = set1(-INF);
   for (int64_t n = seen.first / LANES * LANES; n < seen.after; n += LANES) {
@@ -197,7 +202,8 @@ inline void weights(float* row, Range seen, float top, float keep, float* total,
 struct Tile {
   int64_t token, position, tokens, head, heads, kv;
   const int32_t* blocks;
-  float *q, *weights, *out, *top, *next, *keep, *total;
+  int64_t stretch;  // positions: whole blocks
+  float *q, *weights, *out, *top, *next, *keep, *total, *key_scales, *value_scales;
   int64_t out_stride;
 };
 
@@ -206,10 +212,14 @@ inline int64_t whole_vectors(int64_t n) { return (n + LANES - 1) / LANES * LANES
 inline void place(Tile& tile, const Cache& cache, Scratch& scratch) {
   const int64_t rows = whole_vectors(tile.tokens * tile.heads), dim = whole_vectors(cache.dim);
   tile.out_stride = whole_vectors(cache.vdim);
-  float* p = (float*)scratch.get(rows * (dim + cache.block + tile.out_stride + 3 + LANES) * sizeof(float));
+  tile.stretch = cache.block < STRETCH ? STRETCH / cache.block * cache.block : cache.block;
+  const int64_t floats = rows * (dim + tile.stretch + tile.out_stride + 3 + LANES) + 2 * tile.stretch;
+  float* p = (float*)scratch.get(floats * sizeof(float));
   float** parts[] = {&tile.q, &tile.weights, &tile.out, &tile.top, &tile.next, &tile.keep, &tile.total};
-  const int64_t widths[] = {dim, cache.block, tile.out_stride, 1, 1, 1, LANES};
+  const int64_t widths[] = {dim, tile.stretch, tile.out_stride, 1, 1, 1, LANES};
   for (int n = 0; n < 7; n++) { *parts[n] = p; p += rows * widths[n]; }
+  tile.key_scales = p;
+  tile.value_scales = p + tile.stretch;
 }
 
 inline void start(const Tile& tile, const SdpaArgs& args, const Step& step) {
@@ -225,14 +235,15 @@ inline void start(const Tile& tile, const SdpaArgs& args, const Step& step) {
   }
 }
 
-// Rows of tokens [from, to): their scores over the block that starts at position `first`, new maxima, weights and sums.
-inline void soften(const Tile& tile, const SdpaArgs& args, int64_t first, int64_t from, int64_t to, const float* key_scales,
-                   const float* value_scales) {
-  const int64_t block = args.cache->block, begin = from * tile.heads, end = to * tile.heads;
+// Rows of tokens [from, to): their scores over the stretch that starts at position `first`, new maxima, weights and sums. What the
+// rows have so far is scaled to the new maxima. scaled: keys and values have scales.
+inline void soften(const Tile& tile, const SdpaArgs& args, int64_t first, int64_t from, int64_t to, bool scaled) {
+  const int64_t begin = from * tile.heads, end = to * tile.heads;
+  const float *key_scales = scaled ? tile.key_scales : nullptr, *value_scales = scaled ? tile.value_scales : nullptr;
   for (int64_t t = from, r = begin; t < to; t++) {
-    const Range seen = within(visible(args, tile.position + t), first, block);
+    const Range seen = within(visible(args, tile.position + t), first, tile.stretch);
     for (int64_t head = tile.head; head < tile.head + tile.heads; head++, r++) {
-      const float top = scores(Scoring(args, head, tile.position + t), tile.weights + r * block, seen, first, key_scales);
+      const float top = scores(Scoring(args, head, tile.position + t), tile.weights + r * tile.stretch, seen, first, key_scales);
       tile.next[r] = top > tile.top[r] ? top : tile.top[r];
       if (tile.next[r] == -INF) tile.next[r] = -__FLT_MAX__;  // no weight yet: −∞ − top has to be −∞
     }
@@ -240,10 +251,13 @@ inline void soften(const Tile& tile, const SdpaArgs& args, int64_t first, int64_
   for (int64_t r = begin / LANES * LANES; r < end; r += LANES)
     store(tile.keep + r, exp_negative(load(tile.top + r) - load(tile.next + r)));
   for (int64_t t = from, r = begin; t < to; t++) {
-    const Range seen = within(visible(args, tile.position + t), first, block);
+    const Range seen = within(visible(args, tile.position + t), first, tile.stretch);
     for (int64_t after = r + tile.heads; r < after; r++) {
       tile.top[r] = tile.next[r];
-      weights(tile.weights + r * block, seen, tile.top[r], tile.keep[r], tile.total + r * LANES, value_scales);
+      weights(tile.weights + r * tile.stretch, seen, tile.top[r], tile.keep[r], tile.total + r * LANES, value_scales);
+      if (tile.keep[r] == 1) continue;
+      float* out = tile.out + r * tile.out_stride;
+      for (int64_t n = 0; n < tile.out_stride; n += LANES) store(out + n, load(out + n) * set1(tile.keep[r]));
     }
   }
 }
@@ -263,33 +277,57 @@ template <class Type> struct Block {
   }
 };
 
-// out = out · keep + weights · values, each token with the values that it sees; tokens that see the same go together.
+// f(block, the next one, its first position, tokens [begin, end) of [from, to) that see some of it), for the blocks of the stretch
+// that starts at position `first`.
+template <class Type, class F>
+void each_block(const Tile& tile, const SdpaArgs& args, int64_t first, int64_t from, int64_t to, F f) {
+  const Cache& cache = *args.cache;
+  const int64_t last = tile.position + tile.tokens;
+  int64_t begin = from, end = from;
+  for (int64_t start = first; start < first + tile.stretch && start < last; start += cache.block) {
+    while (begin < to && tile.position + begin < start) begin++;
+    if (end < begin) end = begin;
+    while (end < to && visible(args, tile.position + end).first < start + cache.block) end++;
+    if (begin == end) continue;
+    const int64_t index = start / cache.block, after = start + cache.block < last ? index + 1 : index;
+    f(Block<Type>(cache, tile.blocks[index], tile.kv), Block<Type>(cache, tile.blocks[after], tile.kv), start, begin, end);
+  }
+}
+
+// out += weights · values, each token with the values that it sees; tokens that see the same of a block go together.
 template <class Type>
-void add_values(const Tile& tile, const SdpaArgs& args, int64_t first, int64_t from, int64_t to, const Block<Type>& here,
-                const Block<Type>& next) {
+void add_values(const Tile& tile, const SdpaArgs& args, int64_t first, const Block<Type>& here, const Block<Type>& next, int64_t start,
+                int64_t begin, int64_t end) {
   const int64_t block = args.cache->block, vdim = args.cache->vdim;
-  for (int64_t t = from, after; t < to; t = after) {
-    const Range seen = within(visible(args, tile.position + t), first, block);
-    for (after = t + 1; after < to && within(visible(args, tile.position + after), first, block) == seen;) after++;
+  for (int64_t t = begin, after; t < end; t = after) {
+    const Range seen = within(visible(args, tile.position + t), start, block);
+    for (after = t + 1; after < end && within(visible(args, tile.position + after), start, block) == seen;) after++;
     const int64_t row = t * tile.heads, skipped = seen.first * vdim;
-    product(Product<Type>{tile.weights + row * block + seen.first, here.values + skipped, tile.out + row * tile.out_stride,
-                          tile.keep + row, next.values + skipped, seen.after - seen.first, block, vdim, tile.out_stride},
+    product(Product<Type>{tile.weights + row * tile.stretch + start - first + seen.first, here.values + skipped,
+                          tile.out + row * tile.out_stride, true, next.values + skipped, seen.after - seen.first, tile.stretch, vdim,
+                          tile.out_stride},
             (after - t) * tile.heads, vdim);
   }
 }
 
-// Tokens [from, to), which see keys in the block numbered `index` of their sequence.
-template <class Type> void attend_block(const Tile& tile, const SdpaArgs& args, int64_t index, int64_t from, int64_t to) {
+// Tokens [from, to), which see keys in the stretch that starts at position `first`.
+template <class Type> void attend_stretch(const Tile& tile, const SdpaArgs& args, int64_t first, int64_t from, int64_t to) {
   const Cache& cache = *args.cache;
-  const int64_t first = index * cache.block, row = from * tile.heads;
-  const bool more = first + cache.block < tile.position + tile.tokens;
-  const Block<Type> here(cache, tile.blocks[index], tile.kv), next(cache, tile.blocks[more ? index + 1 : index], tile.kv);
-  const int64_t seen = within(visible(args, tile.position + to - 1), first, cache.block).after;
-  product(Product<Type>{tile.q + row * cache.dim, here.keys, tile.weights + row * cache.block, nullptr, next.keys, cache.dim,
-                        cache.dim, cache.block, cache.block},
-          (to - from) * tile.heads, whole_vectors(seen));
-  soften(tile, args, first, from, to, here.key_scales, here.value_scales);
-  add_values(tile, args, first, from, to, here, next);
+  each_block<Type>(tile, args, first, from, to,
+                   [&](const Block<Type>& here, const Block<Type>& next, int64_t start, int64_t begin, int64_t end) {
+    const int64_t row = begin * tile.heads, seen = within(visible(args, tile.position + end - 1), start, cache.block).after;
+    product(Product<Type>{tile.q + row * cache.dim, here.keys, tile.weights + row * tile.stretch + start - first, false, next.keys,
+                          cache.dim, cache.dim, cache.block, tile.stretch},
+            (end - begin) * tile.heads, whole_vectors(seen));
+    if (!here.key_scales) return;
+    memcpy(tile.key_scales + start - first, here.key_scales, cache.block * sizeof(float));
+    memcpy(tile.value_scales + start - first, here.value_scales, cache.block * sizeof(float));
+  });
+  soften(tile, args, first, from, to, same<Type, I8>);
+  each_block<Type>(tile, args, first, from, to,
+                   [&](const Block<Type>& here, const Block<Type>& next, int64_t start, int64_t begin, int64_t end) {
+    add_values(tile, args, first, here, next, start, begin, end);
+  });
 }
 
 inline void finish(const Tile& tile, const SdpaArgs& args, const Step& step) {
@@ -305,14 +343,13 @@ inline void finish(const Tile& tile, const SdpaArgs& args, const Step& step) {
 }
 
 template <class Type> void attend_tile(Tile& tile, const SdpaArgs& args, const Step& step, Scratch& scratch) {
-  const int64_t block = args.cache->block;
   place(tile, *args.cache, scratch);
   start(tile, args, step);
-  int64_t from = 0, to = 0;  // the tokens that see the block: both only grow
-  for (int64_t index = visible(args, tile.position).first / block; index * block < tile.position + tile.tokens; index++) {
-    while (tile.position + from < index * block) from++;
-    while (to < tile.tokens && visible(args, tile.position + to).first < (index + 1) * block) to++;
-    if (from < to) attend_block<Type>(tile, args, index, from, to);
+  int64_t from = 0, to = 0;  // the tokens that see the stretch: both only grow
+  for (int64_t first = visible(args, tile.position).first / tile.stretch * tile.stretch; first < tile.position + tile.tokens; first += tile.stretch) {
+    while (tile.position + from < first) from++;
+    while (to < tile.tokens && visible(args, tile.position + to).first < first + tile.stretch) to++;
+    if (from < to) attend_stretch<Type>(tile, args, first, from, to);
   }
   finish(tile, args, step);
 }

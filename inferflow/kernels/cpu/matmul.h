@@ -117,7 +117,7 @@ void multiply(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, cons
 
 // Tiles of a unit: enough work to be worth handing out (a few microseconds), little enough to be shared evenly.
 inline int64_t unit_tiles(const Matrix& m, int64_t tokens) {
-  constexpr int64_t WORK = 80000;  // weights, each decoded once and then multiplied by all tokens
+  constexpr int64_t WORK = 160000;  // weights, each decoded once and then multiplied by all tokens
   const int64_t tile = TILE * m.cols * (tokens + 2) / 3;
   return tile >= WORK ? 1 : WORK / (tile ? tile : 1);
 }

@@ -33,26 +33,12 @@ inline Quantised quantised(const float* row, int64_t padded, int64_t group) {
           reinterpret_cast<int32_t*>(base + padded + padded / group * 4)};
 }
 
-// Lanes i and i ^ distance change places.
-template <int DISTANCE>
-inline vf swap_lanes(vf v) {
-#if defined(__clang__)
-  vf r;
-  for (int n = 0; n < LANES; n++) r[n] = v[n ^ DISTANCE];
-  return r;
-#else
-  vi index;
-  for (int n = 0; n < LANES; n++) index[n] = n ^ DISTANCE;
-  return __builtin_shuffle(v, index);
-#endif
-}
-
-// One stage inside a vector: (x, y) at `DISTANCE` from each other become (x + y, x − y).
+// One stage inside a vector: (x, y) at `DISTANCE` from each other become (x + y, x − y). The product with ±1 is exact.
 template <int DISTANCE>
 inline vf butterfly(vf v) {
-  vi sign;
-  for (int n = 0; n < LANES; n++) sign[n] = n & DISTANCE ? INT32_MIN : 0;
-  return swap_lanes<DISTANCE>(v) + as_float(as_int(v) ^ sign);
+  vf sign;
+  for (int n = 0; n < LANES; n++) sign[n] = n & DISTANCE ? -1.0f : 1.0f;
+  return fma(v, sign, swap_lanes<DISTANCE>(v));
 }
 inline vf butterflies(vf v) {
   v = butterfly<1>(v);
@@ -76,6 +62,17 @@ inline void hadamard(float* x, int64_t width) {
     for (int64_t n = 0; n < width; n++) x[n] *= norm;
     return;
   }
+  const vf norm = set1((float)(1.0 / std::sqrt((double)width)));
+  if (width == 4 * LANES) {  // all of it in registers
+    const vf a = butterflies(load(x)), b = butterflies(load(x + LANES));
+    const vf c = butterflies(load(x + 2 * LANES)), d = butterflies(load(x + 3 * LANES));
+    const vf ab = a + b, a_b = a - b, cd = c + d, c_d = c - d;
+    store(x, (ab + cd) * norm);
+    store(x + LANES, (a_b + c_d) * norm);
+    store(x + 2 * LANES, (ab - cd) * norm);
+    store(x + 3 * LANES, (a_b - c_d) * norm);
+    return;
+  }
   for (int64_t n = 0; n < width; n += LANES) store(x + n, butterflies(load(x + n)));
   int64_t h = LANES;
   for (; 2 * h < width; h *= 4)  // two stages a pass
@@ -94,7 +91,6 @@ inline void hadamard(float* x, int64_t width) {
       store(x + n, a + b);
       store(x + n + h, a - b);
     }
-  const vf norm = set1((float)(1.0 / std::sqrt((double)width)));
   for (int64_t n = 0; n < width; n += LANES) store(x + n, load(x + n) * norm);
 }
 
@@ -105,8 +101,7 @@ inline void quantise_group(const float* x, int64_t group, int8_t* values, float*
     const vi bits = as_int(load(x + n)) & set1i(0x7fffffff);
     most = bits > most ? bits : most;
   }
-  int32_t top = 0;
-  for (int n = 0; n < LANES; n++) top = most[n] > top ? most[n] : top;
+  const int32_t top = over_lanes(most, [](vi a, vi b) { return a > b ? a : b; });
   float m;
   memcpy(&m, &top, 4);
   const float inverse = 127.0f / m;
@@ -124,9 +119,7 @@ inline void quantise_group(const float* x, int64_t group, int8_t* values, float*
     store_bytes(values + n, whole);
     total += whole;
   }
-  int32_t s = 0;
-  for (int n = 0; n < LANES; n++) s += total[n];
-  *sum = s;
+  *sum = over_lanes(total, [](vi a, vi b) { return a + b; });
 }
 
 // Columns [begin, end) of a row, whole rotation blocks and groups. x: those columns, zeros beyond `cols`; it is used up.

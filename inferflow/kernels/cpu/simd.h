@@ -90,20 +90,29 @@ inline vf round_even(vf a) { const vf big = set1(12582912.0f); return (a + big) 
 inline vi to_int(vf a) { return __builtin_convertvector(a, vi); }
 inline vf to_float(vi a) { return __builtin_convertvector(a, vf); }
 
-// One fixed tree over the lanes: halves onto halves.
-inline float sum(vf v) {
-  float x[LANES];
-  store(x, v);
-  for (int half = LANES / 2; half; half /= 2)
-    for (int n = 0; n < half; n++) x[n] += x[n + half];
-  return x[0];
+// Lanes i and i ^ DISTANCE change places.
+template <int DISTANCE, class V>
+inline V swap_lanes(V v) {
+#if defined(__clang__)
+  V r;
+  for (int n = 0; n < LANES; n++) r[n] = v[n ^ DISTANCE];
+  return r;
+#else
+  vi index;
+  for (int n = 0; n < LANES; n++) index[n] = n ^ DISTANCE;
+  return __builtin_shuffle(v, index);
+#endif
 }
-inline float largest(vf v) {
-  float x[LANES];
-  store(x, v);
-  for (int n = 1; n < LANES; n++) x[0] = x[n] > x[0] || x[n] != x[n] ? x[n] : x[0];
-  return x[0];
+// f over the lanes, by one fixed tree: halves onto halves.
+template <class V, class F>
+inline auto over_lanes(V v, F f) {
+  if constexpr (LANES > 8) v = f(v, swap_lanes<8 % LANES>(v));
+  if constexpr (LANES > 4) v = f(v, swap_lanes<4 % LANES>(v));
+  v = f(v, swap_lanes<2>(v));
+  return f(v, swap_lanes<1>(v))[0];
 }
+inline float sum(vf v) { return over_lanes(v, [](vf a, vf b) { return a + b; }); }
+inline float largest(vf v) { return over_lanes(v, [](vf a, vf b) { return max(a, b); }); }
 
 // low … high, NaN stays.
 inline vf limited(vf x, float low, float high) {
