@@ -256,14 +256,17 @@ class LLM:
 
     # ------------------------------------------------------------------ research
 
-    def logits(self, ids: Sequence[int], *, chunk: int | None = None) -> np.ndarray:
-        """Next-token logits at every position, float32 [len(ids), vocab]. `chunk` runs so many tokens at a time, through the
-        cache: the answer is the same to the last bit."""
+    def logits(self, ids: Sequence[int], *, chunk: int | None = None, positions: slice = slice(None)) -> np.ndarray:
+        """Next-token logits at `positions` (all of them, unless it says which), float32 [positions, vocab]. `chunk` runs so
+        many tokens at a time, through the cache: the answer is the same to the last bit."""
         numbers = self._ids(ids)
         if chunk is not None:
             _whole("chunk", chunk)
+        if not isinstance(positions, slice) or (positions.step is not None and positions.step < 1):
+            fix = "pass a slice that goes forwards: slice(-1, None)"
+            raise ArgumentError(f"it is {show(positions)}", where="positions", fix=fix)
         with self._lock:
-            return self._open().forward(numbers, chunk=chunk)["logits"]
+            return self._open().forward(numbers, chunk=chunk, positions=positions)["logits"]
 
     def forward(self, ids: Sequence[int], capture: Sequence[str]) -> dict[str, np.ndarray]:
         """The named tensors of a run over `ids`, float32, first axis the tokens: ``["layers.3.attn_norm", "logits"]``.

@@ -71,6 +71,20 @@ def test_seeds_repeat(llm: LLM) -> None:
     assert llm.generate("A", params) != llm.generate("A", SamplingParams(temperature=1.0, seed=6, max_tokens=8))
 
 
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_logits_of_some_positions_are_those_of_all(tiny: LLM, engine: str) -> None:
+    ids = [3, 9, 27, 14, 5]
+    with LLM(tiny.path, engine=engine) as llm:
+        logits = llm.logits(ids)
+        for positions in (slice(2, -1), slice(-1, None), slice(0, None, 2), slice(5, 9)):
+            for chunk in (None, 1, 2):
+                got = llm.logits(ids, chunk=chunk, positions=positions)
+                np.testing.assert_array_equal(got, logits[positions])
+        for wrong in (3, slice(None, None, -1), None):
+            with pytest.raises(ArgumentError, match="positions"):
+                llm.logits(ids, positions=wrong)  # type: ignore[arg-type]
+
+
 def test_logits_and_captures(tiny: LLM) -> None:
     ids = [3, 9, 27, 14]
     logits = tiny.logits(ids)

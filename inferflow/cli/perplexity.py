@@ -108,7 +108,7 @@ def window_logits(llm: LLM, window: np.ndarray) -> np.ndarray:
     """float32 [scored positions, vocab] of one window [ctx]."""
     from inferflow.runtime.evaluate import scored
 
-    return llm.logits(window.tolist())[scored(len(window))]
+    return llm.logits(window.tolist(), positions=scored(len(window)))
 
 
 def evaluate(

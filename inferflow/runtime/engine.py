@@ -180,9 +180,9 @@ class Engine:
     # ------------------------------------------------------------------ whole sequences, for research
 
     def forward(
-        self, ids: list[int], names: list[str] | None = None, chunk: int | None = None
+        self, ids: list[int], names: list[str] | None = None, chunk: int | None = None, positions: slice = slice(None)
     ) -> dict[str, np.ndarray]:
-        """Logits of every position (under ``logits``), and the named tensors, of one sequence run `chunk` tokens at a time."""
+        """Logits of `positions` (under ``logits``), and the named tensors, of one sequence run `chunk` tokens at a time."""
         self.check(ids)
         if len(ids) > self.max_len:
             raise ArgumentError(
@@ -190,12 +190,14 @@ class Engine:
             )
         blocks = self.pool.take(-(-len(ids) // self.block_size))
         parts: dict[str, list[np.ndarray]] = {}
+        rows = np.arange(len(ids))[positions]
         try:
             for past in range(0, len(ids), chunk or len(ids)):
                 piece = np.asarray(ids[past : past + (chunk or len(ids))], np.int64)
                 where = np.arange(past, past + len(piece))
                 span = Span(0, len(piece), past, tuple(blocks), len(ids))
-                batch = StepBatch(piece, where, (span,), np.arange(len(piece)))
+                here = rows[(rows >= past) & (rows < past + len(piece))] - past
+                batch = StepBatch(piece, where, (span,), here)
                 if names is None:
                     out = {"logits": self.executor.run(batch, self.cache)}
                 else:
