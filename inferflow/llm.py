@@ -262,7 +262,8 @@ class LLM:
         numbers = self._ids(ids)
         if chunk is not None:
             _whole("chunk", chunk)
-        if not isinstance(positions, slice) or (positions.step is not None and positions.step < 1):
+        asked: Any = positions
+        if not isinstance(asked, slice) or (asked.step is not None and asked.step < 1):
             fix = "pass a slice that goes forwards: slice(-1, None)"
             raise ArgumentError(f"it is {show(positions)}", where="positions", fix=fix)
         with self._lock:

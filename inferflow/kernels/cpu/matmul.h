@@ -92,9 +92,9 @@ void multiply_integers(const Matrix& m, int64_t stacked, int64_t begin, int64_t 
   multiply_tiles<FORMAT>(m, stacked, begin, end, b, space);
 }
 
-// Bytes of scratch that multiply needs, a multiple of 64: a panel, or 8 widened rows.
+// Bytes of scratch that multiply needs, a multiple of 64: a panel, or widened rows.
 inline int64_t multiply_space(const Matrix& m) {
-  if (is_float(m.format)) return m.format == F32 ? 0 : (m.cols + 1) / 2 * 64;
+  if (is_float(m.format)) return m.format == F32 ? 0 : m.cols * PANEL_ROWS * 4;
   return is_packed(m.format) ? m.padded * TILE : 0;
 }
 

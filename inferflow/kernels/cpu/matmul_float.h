@@ -69,15 +69,20 @@ inline void float_rows(const Matrix& m, int64_t stacked, const uint8_t* w, int64
     }
 }
 
-// Eight rows times as many blocks of T tokens as there are from t on; where it stopped.
+constexpr int64_t PANEL_ROWS = 16;  // go through the tokens together, which are read once for all of them
+#if defined(__AVX512F__)
+constexpr int FLOAT_TOKENS = 6;  // with 4 rows: as many sums as the registers hold
+#else
+constexpr int FLOAT_TOKENS = 3;
+#endif
+
+// `rows` rows (a multiple of 8) times as many blocks of T tokens as there are from t on; where it stopped.
 template <int FORMAT, int T>
-inline int64_t float_tokens(const Matrix& m, int64_t stacked, const uint8_t* w, int64_t row, const Batch& b, int64_t t) {
+inline int64_t float_tokens(const Matrix& m, int64_t stacked, const uint8_t* w, int64_t row, int64_t rows, const Batch& b, int64_t t) {
+  constexpr int R = T == 1 ? 8 : 4;
   for (; t + T <= b.count; t += T)
-    if constexpr (T == 1) float_rows<FORMAT, 8, 1>(m, stacked, w, row, b, t);
-    else {
-      float_rows<FORMAT, 4, T>(m, stacked, w, row, b, t);
-      float_rows<FORMAT, 4, T>(m, stacked, w + 4 * m.cols * float_bytes<FORMAT>(), row + 4, b, t);
-    }
+    for (int64_t r = 0; r < rows; r += R)
+      float_rows<FORMAT, R, T>(m, stacked, w + r * m.cols * float_bytes<FORMAT>(), row + r, b, t);
   return t;
 }
 
@@ -86,23 +91,26 @@ template <int FORMAT>
 void multiply_rows(const Matrix& m, int64_t stacked, const uint8_t* w, int64_t begin, int64_t end, const Batch& b) {
   const int64_t stride = m.cols * float_bytes<FORMAT>();
   int64_t row = begin;
-  for (; row + 8 <= end; row += 8, w += 8 * stride) {
-    int64_t t = float_tokens<FORMAT, 3>(m, stacked, w, row, b, 0);
-    t = float_tokens<FORMAT, 2>(m, stacked, w, row, b, t);
-    float_tokens<FORMAT, 1>(m, stacked, w, row, b, t);
+  while (row + 8 <= end) {
+    const int64_t rows = row + PANEL_ROWS <= end ? PANEL_ROWS : 8;
+    int64_t t = float_tokens<FORMAT, FLOAT_TOKENS>(m, stacked, w, row, rows, b, 0);
+    t = float_tokens<FORMAT, 2>(m, stacked, w, row, rows, b, t);
+    float_tokens<FORMAT, 1>(m, stacked, w, row, rows, b, t);
+    row += rows;
+    w += rows * stride;
   }
   for (; row < end; row++, w += stride)
     for (int64_t t = 0; t < b.count; t++) float_rows<FORMAT, 1, 1>(m, stacked, w, row, b, t);
 }
 
-// Rows [begin, end) of a matrix of the stack. For many tokens 16-bit rows are widened first, 8 at a time, in `space`.
+// Rows [begin, end) of a matrix of the stack. For many tokens 16-bit rows are widened first, in `space` [PANEL_ROWS, cols].
 template <int FORMAT>
 void multiply_float(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, float* space) {
   const int64_t stride = m.cols * float_bytes<FORMAT>();
   const uint8_t* w = static_cast<const uint8_t*>(m.codes) + stacked * m.codes_stride + begin * stride;
   if (FORMAT == F32 || b.count <= 8) return multiply_rows<FORMAT>(m, stacked, w, begin, end, b);
-  for (int64_t row = begin; row < end; row += 8) {
-    const int64_t last = row + 8 < end ? row + 8 : end;
+  for (int64_t row = begin; row < end; row += PANEL_ROWS) {
+    const int64_t last = row + PANEL_ROWS < end ? row + PANEL_ROWS : end;
     for (int64_t r = row; r < last; r++, w += stride) widen<FORMAT>(w, m.cols, space + (r - row) * m.cols);
     multiply_rows<F32>(m, stacked, reinterpret_cast<const uint8_t*>(space), row, last, b);
   }
