@@ -25,19 +25,16 @@ inline const uint8_t* panel_of(const Decoder<FORMAT>& decoder, const Matrix& m, 
   } else return tile.codes;
 }
 
-template <int FORMAT, int T>
-inline void dot_rows(const Matrix& m, int64_t stacked, int64_t index, const Tile& tile, const uint8_t* panel, const Batch& b, int64_t t0) {
-  Quantised a[T];
-  float f[T * TILE];
-  for (int t = 0; t < T; t++) a[t] = quantised(b.in[t0 + t], m.padded, m.group);
-  dot<FORMAT, T>(tile, panel, groups_of(m), m.group, a, f);
-  for (int t = 0; t < T; t++)
-    finish(m, stacked, index, f + t * TILE, b.out[t0 + t], b.residual ? b.residual[t0 + t] : nullptr);
-}
-
+// Blocks of T rows from t on, as many as there are; where it stopped.
 template <int FORMAT, int T>
 inline int64_t dot_blocks(const Matrix& m, int64_t stacked, int64_t index, const Tile& tile, const uint8_t* panel, const Batch& b, int64_t t) {
-  for (; t + T <= b.count; t += T) dot_rows<FORMAT, T>(m, stacked, index, tile, panel, b, t);
+  for (; t + T <= b.count; t += T) {
+    Quantised a[T];
+    float f[T * TILE];
+    for (int n = 0; n < T; n++) a[n] = quantised(b.in[t + n], m.padded, m.group);
+    dot<FORMAT, T>(tile, panel, groups_of(m), m.group, a, f);
+    finish(m, stacked, index, f, T, b.out + t, b.residual ? b.residual + t : nullptr);
+  }
   return t;
 }
 
@@ -67,8 +64,7 @@ void multiply_direct(const Matrix& m, int64_t stacked, int64_t begin, int64_t en
   for (int64_t index = begin; index < end; index++) {
     float f[T * TILE];
     dot_codes<FORMAT, T>(decoder, tile_of(m, stacked, index), groups_of(m), m.group, a, negated, f);
-    for (int t = 0; t < T; t++)
-      finish(m, stacked, index, f + t * TILE, b.out[t], b.residual ? b.residual[t] : nullptr);
+    finish(m, stacked, index, f, T, b.out, b.residual);
   }
 }
 

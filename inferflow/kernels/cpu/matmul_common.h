@@ -79,28 +79,24 @@ inline vf add_group(vf f, vi sum, const Tile& tile, int64_t group, int row, floa
   return f;
 }
 
-// One vector of f to its outputs.
-template <class Load, class Store>
-inline void finish_lanes(vf y, const float* scales, const float* bias, const float* residual, float* out, Load get, Store put) {
-  if (scales) y *= get(scales);
-  if (bias) y += get(bias);
-  if (residual) y += get(residual);
-  put(out, y);
-}
-
-// f [16] of one row of the batch to its outputs.
-inline void finish(const Matrix& m, int64_t stacked, int64_t tile, const float* f, float* out, const float* residual) {
-  const int64_t first = tile * TILE, count = m.rows - first;
-  const float* scales = m.row_scales ? m.row_scales + stacked * m.rows_stride + first : nullptr;
-  const float* bias = m.bias ? m.bias + stacked * m.rows + first : nullptr;
-  auto shifted = [](const float* p, int64_t n) { return p ? p + n : nullptr; };
-  for (int64_t n = 0; n < TILE && n < count; n += LANES) {
-    const float *s = shifted(scales, n), *b = shifted(bias, n), *r = shifted(residual, first + n);
-    float* y = out + first + n;
-    const int64_t have = count - n;
-    if (have >= LANES) finish_lanes(load(f + n), s, b, r, y, load, store);
-    else
-      finish_lanes(load(f + n), s, b, r, y, [have](const float* p) { return load_n(p, have); }, [have](float* p, vf v) { store_n(p, v, have); });
+// f [count][16], a tile's sums for so many rows of the batch, to their outputs.
+inline void finish(const Matrix& m, int64_t stacked, int64_t tile, const float* f, int64_t count, float* const* out, const float* const* residual) {
+  const int64_t first = tile * TILE;
+  for (int64_t n = first; n < first + TILE && n < m.rows; n += LANES, f += LANES) {
+    const int64_t have = m.rows - n;
+    auto all = [&](auto get, auto put) {
+      const vf scale = m.row_scales ? get(m.row_scales + stacked * m.rows_stride + n) : vf{};
+      const vf bias = m.bias ? get(m.bias + stacked * m.rows + n) : vf{};
+      for (int64_t t = 0; t < count; t++) {
+        vf y = load(f + t * TILE);
+        if (m.row_scales) y *= scale;
+        if (m.bias) y += bias;
+        if (residual) y += get(residual[t] + n);
+        put(out[t] + n, y);
+      }
+    };
+    if (have >= LANES) all(load, store);
+    else all([have](const float* p) { return load_n(p, have); }, [have](float* p, vf v) { store_n(p, v, have); });
   }
 }
 

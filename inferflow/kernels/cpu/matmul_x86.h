@@ -86,14 +86,12 @@ inline vi lanes(Bytes sums) { return (vi)sums; }
 
 // acc + Σ of 4 products a lane.
 inline Bytes multiply_add(Bytes acc, Bytes u, Bytes s) { return add32(acc, pairs32(pairs16(u, s))); }
-#if defined(__AVX512VNNI__)
-// The same with 4 activations for every row. Written out because GCC broadcasts them into registers, of which it then has too few.
-inline Bytes multiply_add_four(Bytes acc, Bytes u, const int8_t* a) {
-#if defined(EMULATE_VNNI)  // the tests, without the processor
-  return _mm512_dpbusd_epi32(acc, u, four(a));
-#endif
+#if defined(EMULATE_VNNI)  // in the tests, where no processor has it
+inline void add_four(Bytes& acc, Bytes u, const int8_t* a) { acc = _mm512_dpbusd_epi32(acc, u, four(a)); }
+#elif defined(__AVX512VNNI__)
+// The same of 4 activations for every row. Written out because GCC broadcasts them into registers, of which it then has too few.
+inline void add_four(Bytes& acc, Bytes u, const int8_t* a) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(u), "m"(*(const int32_t(*)[1])a));
-  return acc;
 }
 #endif
 
@@ -238,9 +236,10 @@ inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], con
         w[r] = load_b(panel + s * 64 + r * WIDTH);
         u[r] = !is_signed(FORMAT) ? w[r] : VNNI ? add8(w[r], all8(-128)) : abs8(w[r]);
       }
+#pragma GCC unroll 12
       for (int t = 0; t < T; t++) {
 #if defined(__AVX512VNNI__)
-        acc[t][0] = multiply_add_four(acc[t][0], u[0], a[t] + 4 * s);
+        add_four(acc[t][0], u[0], a[t] + 4 * s);
 #else
         const Bytes x = four(a[t] + 4 * s);
         for (int r = 0; r < PARTS; r++)
@@ -250,6 +249,7 @@ inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], con
       }
     }
     if constexpr (SMALL)
+#pragma GCC unroll 12
       for (int t = 0; t < T; t++)
         for (int r = 0; r < PARTS; r++) acc[t][r] = add32(acc[t][r], pairs32(half[t][r]));
   }
@@ -257,21 +257,24 @@ inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], con
 
 // f [T][16] = one tile times T quantised rows.
 template <int FORMAT, int T>
-inline void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t any_group, const Quantised* a, float* f) {
+__attribute__((noinline)) void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t any_group, const Quantised* a, float* f) {
   const int64_t group = is_kept(FORMAT) ? any_group : 64;
   vf y[T][PARTS] = {};
   for (int64_t g = 0; g < groups; g++, panel += group * TILE) {
     Bytes acc[T][PARTS];
     const int8_t* values[T];
+#pragma GCC unroll 12
     for (int t = 0; t < T; t++) {
       values[t] = a[t].values + g * group;
       for (int r = 0; r < PARTS; r++) acc[t][r] = all32(offset_of(FORMAT) ? -offset_of(FORMAT) * a[t].sums[g] : 0);
     }
     dot_group<FORMAT, T>(acc, panel, values, group / 4);
+#pragma GCC unroll 12
     for (int t = 0; t < T; t++)
       for (int r = 0; r < PARTS; r++)
         y[t][r] = add_group<FORMAT>(y[t][r], lanes(acc[t][r]), tile, g, r * LANES, a[t].scales[g], a[t].sums[g]);
   }
+#pragma GCC unroll 12
   for (int t = 0; t < T; t++)
     for (int r = 0; r < PARTS; r++) store(f + t * TILE + r * LANES, y[t][r]);
 }
@@ -317,9 +320,9 @@ inline void dot_codes(const Decoder<FORMAT>& pairs, const Tile& tile, int64_t gr
         more[t] = all32(0);
       }
       pairs.walk(codes, [&](int step, Bytes x, Bytes y) {
-        for (int t = 0; t < T; t++) acc[t] = multiply_add_four(acc[t], x, values[t] + 8 * step);
+        for (int t = 0; t < T; t++) add_four(acc[t], x, values[t] + 8 * step);
         Bytes* other = TWO ? more : acc;
-        for (int t = 0; t < T; t++) other[t] = multiply_add_four(other[t], y, values[t] + 8 * step + 4);
+        for (int t = 0; t < T; t++) add_four(other[t], y, values[t] + 8 * step + 4);
       });
       if (TWO)
         for (int t = 0; t < T; t++) acc[t] = add32(acc[t], more[t]);
