@@ -48,14 +48,16 @@ class ByteBPE:
 def _model(
     vocab: dict[str, int], merges: Sequence[str], control: Mapping[str, int], rules: Pretokenizer, where: str
 ) -> BPE:
-    pairs: list[tuple[str, str]] = []
-    for merge in merges:
-        first, _, second = merge.partition(" ")
-        pairs.append((first, second))
-    # The typed constructor is twice as quick as handing over JSON. It fails for merges of control tokens, which are rare.
-    for kept in (lambda pair: True, lambda pair: control.keys().isdisjoint((*pair, "".join(pair)))):
+    def built(pairs: list[tuple[str, str]]) -> BPE:
+        # The typed constructor is twice as quick as handing over JSON.
+        return BPE(vocab, pairs, ignore_merges=rules.ignore_merges)
+
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
+    try:
+        return built(pairs)
+    except Exception:  # so it is for merges of control tokens, which are rare
         try:
-            return BPE(vocab, list(filter(kept, pairs)), ignore_merges=rules.ignore_merges)
+            return built([pair for pair in pairs if control.keys().isdisjoint((*pair, "".join(pair)))])
         except Exception as error:
             reason = error
     raise TextError(

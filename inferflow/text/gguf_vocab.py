@@ -81,7 +81,7 @@ class GGUFVocabulary:
             raise TextError(
                 f"{_PREFIX}{key} is missing", where=self.where, fix="use a GGUF file that holds a vocabulary"
             )
-        if any(not isinstance(value, str) for value in values):
+        if not {*map(type, values)} <= {str}:
             raise self._broken(key, "holds something other than strings")
         return values
 

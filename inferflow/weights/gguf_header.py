@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, overload
 
@@ -76,10 +77,15 @@ class StringArray(Sequence[str]):
         return self.raw(index).decode("utf-8", "replace")
 
     def __iter__(self) -> Iterator[str]:
-        data, size = self._data, _U64.unpack_from
-        for at in self._begins:
-            begin = at + 8
-            yield str(data[begin : begin + size(data, at)[0]], "utf-8", "replace")
+        """All of them at once, which is quick: a string ends where the next one's length field begins."""
+        if not self._begins:
+            return iter(())
+        first, last = self._begins[0], self._begins[-1]
+        end = last + 8 + _U64.unpack_from(self._data, last)[0]
+        data = bytes(self._data[first:end])
+        cuts = [at - first for at in self._begins]
+        cuts.append(end - first)
+        return iter([data[a + 8 : b].decode("utf-8", "replace") for a, b in pairwise(cuts)])
 
     def raw(self, index: int) -> bytes:
         """The stored bytes of string `index`."""

