@@ -280,24 +280,32 @@ def default_threads() -> int:
     return max(1, min([count, *_quotas()]))
 
 
-def _quotas() -> Iterator[int]:
-    """Whole processors that the control groups around this process allow, where they say so (cgroup v2, then v1)."""
-    root = Path("/sys/fs/cgroup")
+def _quotas(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> Iterator[int]:
+    """Whole processors that the control groups around this process allow, where they say so (cgroup v1 and v2)."""
     try:
-        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-        here = root / own.lstrip("/")
-        for folder in (here, *here.parents):
-            if folder == root.parent:
-                break
-            if (file := folder / "cpu.max").is_file():
-                quota, period = file.read_text().split()
-                if quota != "max":
-                    yield -(-int(quota) // int(period))
-        quota, period = ((root / "cpu" / f"cpu.cfs_{n}_us").read_text() for n in ("quota", "period"))
-        if int(quota) > 0:
-            yield -(-int(quota) // int(period))
-    except (OSError, StopIteration, ValueError):
+        lines = own.read_text().splitlines()
+    except OSError:
         return
+    for line in lines:  # number:controllers:path, no controllers in v2
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for mount in (root / controllers, root / "cpu") if controllers else (root, root / "unified"):
+            here = mount / path.lstrip("/")
+            for folder in (here, *here.parents):  # a container may see its own group as the root
+                if folder.is_relative_to(mount):
+                    yield from _quota(folder)
+
+
+def _quota(folder: Path) -> Iterator[int]:
+    """What one control group allows, rounded up."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+            if int(quota) > 0:
+                yield -(-int(quota) // int(period))
+        except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
+            continue
 
 
 class Pool:

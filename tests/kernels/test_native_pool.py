@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,3 +37,55 @@ def test_operations_of_few_and_of_many_units_in_turn(threads: int) -> None:
     for n in range(repeats):
         native.run(pool, isa, ops, len(ops), step.struct)
         assert (state == (n + 1) * rounds).all()
+
+
+GROUPS = {  # files of a control group file system, and the lines of /proc/self/cgroup that point into it
+    "v2": ({"a/b/cpu.max": "150000 100000"}, "0::/a/b\n", 2),
+    "v2, set above": ({"a/cpu.max": "100000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b\n", 1),
+    "v2, seen as the root": ({"cpu.max": "300000 100000"}, "0::/../x\n", 3),
+    "v1": ({"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, "4:memory:/z\n3:cpu:/a\n", 3),
+    "v1, two controllers": (
+        {"cpu,cpuacct/a/cpu.cfs_quota_us": "50000", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"}, "3:cpu,cpuacct:/a\n", 1,
+    ),
+    "no limit": ({"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, "3:cpu:/a\n", None),
+    "nonsense": ({"a/cpu.max": "many few", "cpu.max": ""}, "0::/a\n", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_quotas_of_control_groups(case: str, tmp_path: Path) -> None:
+    files, lines, expected = GROUPS[case]
+    for name, text in files.items():
+        path = tmp_path / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "own").write_text(lines)
+    assert min(native._quotas(tmp_path / "own", tmp_path / "cgroup"), default=None) == expected
+
+
+def test_a_process_under_a_quota_of_one_processor_uses_one_thread() -> None:
+    """In a real control group, where this user may make one."""
+    root = Path("/sys/fs/cgroup")
+    v2 = (root / "cgroup.controllers").exists()
+    group = (root if v2 else root / "cpu") / f"inferflow-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        if v2:
+            (group / "cpu.max").write_text("100000 100000")
+        else:
+            (group / "cpu.cfs_quota_us").write_text("100000")
+        program = (
+            f"import os, pathlib; pathlib.Path({str(group / 'cgroup.procs')!r}).write_text(str(os.getpid()))\n"
+            "from inferflow.kernels import native; print(native.Pool().threads)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+        if "OSError" in done.stderr or "PermissionError" in done.stderr:
+            pytest.skip("processes cannot be moved into control groups here")
+        assert done.stdout.strip() == "1", done.stderr
+    except OSError as error:
+        pytest.skip(f"no quota can be set here: {error}")
+    finally:
+        group.rmdir()
