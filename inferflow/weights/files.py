@@ -71,7 +71,11 @@ def regular_size(path: Path) -> int:
 
 
 def map_file(path: Path) -> Bytes:
-    """The whole file as a read-only uint8 array over its mapped pages; nothing is read yet."""
+    """The whole file as a read-only uint8 array over its mapped pages; nothing is read yet.
+
+    Sizes are checked against the file as it is now. If another program truncates it while it is mapped, reading a page that
+    is gone ends the process with SIGBUS: replace a model that is in use by renaming a new file over it, never in place.
+    """
     regular_size(path)
     try:
         with path.open("rb") as file:

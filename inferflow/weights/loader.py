@@ -143,6 +143,10 @@ class _Planner:
         if name not in source.tensors:
             fix = f"{source.spec_path.name} and the weights are not of one model: quantise it again"
             raise CheckpointError(f"'{weight.key}' has no tensor in {source.path}", where=str(source.path), fix=fix)
+        dtype = source.tensors[name].dtype
+        if name not in source.packed and dtype not in ("F32", "F16", "BF16"):
+            reason = f"'{name}' is {dtype}, and can be F32, F16 or BF16"
+            raise CheckpointError(reason, where=str(source.path), fix="quantise the model again")
         return self.checked(Plan(weight, (name,), False, None), weight.where)
 
     def missing(self, weight: Weight, tried: list[str], place: Where) -> MissingTensorError:

@@ -12,7 +12,7 @@ from inferflow.weights.config import load_config
 from inferflow.weights.files import AGAIN, corrupt, identify
 from inferflow.weights.gguf import GGUFSource
 from inferflow.weights.l2c import L2CSource
-from inferflow.weights.quantised import QuantisedSource, is_quantised
+from inferflow.weights.quantised import VOCABULARY, QuantisedSource, is_quantised
 from inferflow.weights.safetensors import SafetensorsSource
 from inferflow.weights.shards import missing_shards, read_index, shard_set
 from inferflow.weights.source import Source
@@ -117,6 +117,9 @@ def _open_directory(directory: Path) -> Source:
         if (directory / name).exists():
             return _open_named(directory, name)
     ggufs = sorted(directory.glob("*.gguf"))
+    only_text = all(path.name == VOCABULARY for path in ggufs) and (directory / "config.json").is_file()
+    if only_text and is_quantised(load_config(directory)):
+        raise corrupt(directory / "model.safetensors", "is missing: it holds the weights", AGAIN)
     if ggufs:
         return _open_ggufs(directory, ggufs)
     if (directory / "adapter_model.safetensors").exists():

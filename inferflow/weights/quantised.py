@@ -98,7 +98,7 @@ class QuantisedSource:
         self._where = str(directory / "config.json")
         table = config["quantization_config"]
         version = table.get("version")
-        if version != VERSION:
+        if type(version) is not int or version != VERSION:
             fix = "upgrade Inferflow" if type(version) is int and version > VERSION else _AGAIN
             self._fail(f"its quantization_config has version {_short(version)}, this Inferflow reads {VERSION}", fix)
         if not self.spec_path.is_file():
@@ -140,6 +140,8 @@ class QuantisedSource:
             self._fail(f"{at} shape is {_short(shape)}")
         if type(group) is not int or group not in ((GROUP,) if is_low_bit(format_) else _KEPT_GROUPS):
             self._fail(f"{at} groups are {_short(group)} wide")
+        if not is_low_bit(format_) and sizes[-1] % group:  # `quant` pads columns, kept blocks are whole
+            self._fail(f"{at} shape is {_short(shape)}, whose columns are not whole groups of {group}")
         padded = -(-sizes[-1] // GROUP) * GROUP if is_low_bit(format_) else 1
         if type(rotation) is not int or not _fits(rotation, padded):
             self._fail(f"{at} rotation is {_short(rotation)}")
@@ -162,9 +164,11 @@ class QuantisedSource:
         return TensorInfo(key, form.shape, form.format, size)
 
     def stored(self, name: str) -> Stored:
-        """Integer matrix `name`: views of the mapped file."""
+        """Integer matrix `name`: views of the mapped file. CheckpointError for a row's scale that is not finite."""
         form = self.packed[name]
         arrays = {ending: self._array(f"{name}.{ending}", *part) for ending, part in form.arrays().items()}
+        if "rows" in arrays:
+            self._check_finite(f"{name}.rows", arrays["rows"])
         return Stored(
             form.format, form.shape, arrays["codes"], form.group, form.rotation, arrays["scales"], arrays.get("mins"),
             arrays.get("rows"),
@@ -181,8 +185,18 @@ class QuantisedSource:
         return self._file.raw(name)
 
     def read(self, name: str) -> np.ndarray:
-        """See `Source.read`."""
-        return self.stored(name).widen() if name in self.packed else self._file.read(name)
+        """See `Source.read`. CheckpointError for a vector (a norm, a bias) that is not finite."""
+        if name in self.packed:
+            return self.stored(name).widen()
+        array = self._file.read(name)
+        if array.ndim == 1:
+            self._check_finite(name, array)
+        return array
+
+    def _check_finite(self, name: str, array: np.ndarray) -> None:
+        """Of small arrays only: to look through all of a model would take longer than to load it."""
+        if not np.isfinite(array).all():
+            raise corrupt(self.path, f"'{_short(name)}' holds numbers that are not finite", _AGAIN)
 
     def close(self) -> None:
         self._file.close()

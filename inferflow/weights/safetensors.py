@@ -26,6 +26,7 @@ from inferflow.weights.widen import ITEM_BYTES, widen
 __all__ = ["SafetensorsSource", "parse_header"]
 
 _HEADER_LIMIT = 100_000_000
+_MAX_COMMAS = 1_500_000  # in the header: a matrix has five or six, and the largest models have some 150,000 tensors
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,12 @@ def parse_header(data: Bytes, where: str | Path) -> dict[str, _Slot]:
         raise corrupt(where, f"is cut short: the header is {length} bytes long and the file has {data.size - 8} more")
     if length < 2 or data[8] != ord("{"):
         raise corrupt(where, "is no safetensors file: its header does not begin with '{'")
-    header = _parse_json(data[8 : 8 + length].tobytes(), where)
+    text = data[8 : 8 + length].tobytes()
+    commas = text.count(b",")
+    if commas > _MAX_COMMAS:  # parsed, a header takes many times its length in memory
+        reason = f"has a header of {commas} entries, more than any model needs ({_MAX_COMMAS} are read)"
+        raise corrupt(where, reason, "split it into several files, or download it again")
+    header = _parse_json(text, where)
     _check_metadata(header.pop("__metadata__", None), where)
     slots = [_slot(name, entry, 8 + length, where) for name, entry in header.items()]
     slots.sort(key=lambda slot: (slot.begin, slot.end))

@@ -49,6 +49,10 @@ SAFETENSORS: dict[str, tuple[bytes, str]] = {
     "header past the file": (safetensors({"a": GOOD}, length=4000), "cut short"),
     "header of 2**64-1": (safetensors({"a": GOOD}, length=2**64 - 1), "header would be"),
     "header of 101 MB": (safetensors({"a": GOOD}, length=101_000_000), "header would be"),
+    "400,000 tensors": (
+        safetensors(b"{" + b'"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},' * 400_000),
+        "a header of",
+    ),
     "invalid JSON": (safetensors('{"a": }'), "not valid JSON"),
     "invalid UTF-8": (safetensors(b'{"\xff\xfe": 1}'), "not UTF-8"),
     "deep JSON": (safetensors('{"a":' + "[" * 100_000), "nested too deeply"),

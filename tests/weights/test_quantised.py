@@ -298,6 +298,8 @@ def entry(**changes: Any) -> Change:
 CONFIGS: dict[str, tuple[Change, str]] = {
     "newer": (lambda t: t.update(version=2), "upgrade Inferflow"),
     "older": (lambda t: t.update(version="one"), "version one"),
+    "version true": (lambda t: t.update(version=True), "version True"),
+    "version 1.0": (lambda t: t.update(version=1.0), "version 1.0"),
     "no version": (lambda t: t.pop("version"), "version"),
     "no table": (lambda t: t.update(tensors=[]), "is no table"),
     "aliases": (lambda t: t.update(aliases=7), "is no table"),
@@ -325,6 +327,10 @@ CONFIGS: dict[str, tuple[Change, str]] = {
     "zero group": (entry(group=0), "groups are 0 wide"),
     "minima": (entry(mins=True), "minima are"),
     "kept": (entry(format="keep4", group=32, rotation=0), "must be U8"),
+    "kept columns": (
+        entry(format="keep8", group=32, rotation=0, shape=[64, 127]),
+        "columns are not whole groups of 32",
+    ),
     "rotated kept": (entry(format="keep4", group=32), "rotation is 64"),
     "more": (lambda t: t["tensors"].update({"none": {"format": "q4", "shape": [16, 64]}}), "there is nothing"),
     "left out": (lambda t: t["tensors"].pop(KEY), "has no tensor in"),
@@ -359,10 +365,18 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "type": (
         lambda p: rewritten(p, lambda a: a.update({f"{KEY}.rows": a[f"{KEY}.rows"].half()})), "there is F16",
     ),
+    "norm of integers": (
+        lambda p: rewritten(p, lambda a: a.update({"output_norm.weight": torch.ones(128, dtype=torch.int16)})),
+        "'output_norm.weight' is I16, and can be F32, F16 or BF16",
+    ),
+    "weights gone": (lambda p: (p / "model.safetensors").unlink(), "model.safetensors: is missing"),
     "no spec": (lambda p: (p / "spec.toml").unlink(), "is missing"),
     "no toml": (lambda p: (p / "spec.toml").write_text("[["), "not valid TOML"),
     "another spec": (lambda p: (p / "spec.toml").write_text(spec_text(find_spec({"model_type": "gpt2"}), [])), ""),
     "cut short": (lambda p: (p / "model.safetensors").write_bytes((p / "model.safetensors").read_bytes()[:-9]), "cut short"),
+    "no weights but a vocabulary": (
+        lambda p: (p / "model.safetensors").rename(p / "tokenizer.gguf"), "model.safetensors: is missing",
+    ),
     "vocabulary": (lambda p: (p / "tokenizer.gguf").write_bytes(b"GGUF\3\0\0\0" + bytes(5)), "cut short"),
 }  # fmt: skip
 
@@ -376,6 +390,17 @@ def test_files_that_are_not_of_one_model(name: str, made: Path, tmp_path: Path) 
     with pytest.raises(InferflowError) as caught:
         load_model(bad)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["layers.0.attn_norm.weight", f"{KEY}.rows"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_norms_and_scales_that_are_not_finite(name: str, value: float, made: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "q"
+    shutil.copytree(made, bad)
+    rewritten(bad, lambda arrays: arrays[name].view(-1)[3:4].fill_(value))
+    weights = load_model(bad).weights
+    with pytest.raises(CheckpointError, match=f"'{name}' holds numbers that are not finite"):
+        weights.array(name.removesuffix(".rows"))
 
 
 def test_the_file_alone_opens_as_the_directory(made: Path) -> None:
