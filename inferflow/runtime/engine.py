@@ -165,6 +165,8 @@ class Engine:
             self.abort(sequence)
             sequence.finish = "error"
             fix = "the weights are corrupt, or the spec is wrong"
+            if self.cache.kind == "f16":
+                fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
             error = InferflowError("the model gives no finite logits", where="step", fix=fix)
             return Event(sequence, None, sequence.finish, error)
         token = sample(logits, sequence.params, sequence.seed, len(sequence.ids))
@@ -199,7 +201,7 @@ class Engine:
                 here = rows[(rows >= past) & (rows < past + len(piece))] - past
                 batch = StepBatch(piece, where, (span,), here)
                 if names is None:
-                    out = {"logits": self.executor.run(batch, self.cache)}
+                    out = {"logits": self.executor.run(batch, self.cache).copy()}
                 else:
                     out = self.executor.capture(batch, self.cache, names)
                 for name, array in out.items():

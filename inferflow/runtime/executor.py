@@ -28,8 +28,10 @@ def single(x: Array) -> Array:
 
 
 class Cache(Protocol):
-    """What an executor keeps of each sequence. `sequences` can have something in it at a time."""
+    """What an executor keeps of each sequence. `kind`: the type of keys and values, of `KV_TYPES`. `sequences` can have
+    something in it at a time."""
 
+    kind: str
     sequences: int
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -47,7 +49,7 @@ class Executor(Protocol):
         ...
 
     def run(self, batch: StepBatch, cache: Any) -> Array:
-        """Logits, float32 [rows, vocab]."""
+        """Logits, float32 [rows, vocab]. They may be the executor's own memory, which the next step uses again."""
         ...
 
     def capture(self, batch: StepBatch, cache: Any, names: Sequence[str]) -> dict[str, Array]:

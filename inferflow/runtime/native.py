@@ -139,7 +139,7 @@ class NativeExecutor:
         routed = {node.outputs[0] for node in self.graph.nodes if node.op == "router"}
         out = {}
         for name, v in ids.items():
-            value = given[v] if v in given else runner.value(v, batch)
+            value = given[v] if v in given else runner.value(v, batch).copy()
             out[name] = value.view(np.int32).astype(np.int64) if v in routed else value
         return out
 
@@ -216,10 +216,10 @@ class _Runner:
         native.run(self.pool, self.isa, self.program.ops, self.program.count, self.inputs.struct, self.seconds)
 
     def value(self, value: int, batch: StepBatch) -> np.ndarray:
-        """A copy of a value that the program keeps."""
+        """A value that the program keeps, in its memory: the next step writes another there."""
         view = self.program.views[value]
         if view.data is not None:
-            return view.data.reshape(view.sizes).copy()
+            return view.data.reshape(view.sizes)
         arena, own = self.program.places[view.buffer]
         rows = len(batch.rows) if arena == native.ROWS else len(batch.tokens)
         memory = self.program.arenas[arena]
@@ -227,7 +227,7 @@ class _Runner:
         seen = memory.memory[start : start + rows * view.stride].reshape(rows, view.stride)
         size = math.prod(view.sizes)
         if view.contiguous:
-            return seen[:, view.offset : view.offset + size].copy().reshape(rows, *view.sizes)
+            return np.asarray(seen[:, view.offset : view.offset + size]).reshape(rows, *view.sizes)
         strides = [4 * s for s in (view.stride, *view.strides)]
         shape = (rows, *view.sizes)
-        return np.array(np.lib.stride_tricks.as_strided(seen[:, view.offset :], shape, strides, writeable=False))
+        return np.asarray(np.lib.stride_tricks.as_strided(seen[:, view.offset :], shape, strides, writeable=False))

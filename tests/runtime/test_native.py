@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferflow.errors import ArgumentError
+from inferflow.errors import ArgumentError, InferflowError
 from inferflow.kernels import native
 from inferflow.kernels import reference as ref
 from inferflow.llm import LLM
@@ -60,7 +60,7 @@ def ragged(executor: NativeExecutor, ids: list[list[int]], seed: int) -> Iterato
             tokens += ids[n][past[n] : past[n] + count]
             positions += range(past[n], past[n] + count)
         flat = [np.asarray(a, np.int64) for a in (tokens, positions, range(len(tokens)))]
-        logits = executor.run(StepBatch(flat[0], flat[1], tuple(spans), flat[2]), cache)
+        logits = executor.run(StepBatch(flat[0], flat[1], tuple(spans), flat[2]), cache).copy()
         for n, span in zip(chosen, spans, strict=True):
             for k in range(span.count):
                 yield n, span.past + k, logits[span.start + k]
@@ -164,6 +164,21 @@ def test_nan_in_one_sequence_harms_no_other(model: Path) -> None:
                 elif position:
                     assert np.isnan(logits).all()
             assert seen == {0: 40, 1: 40}
+
+
+def test_keys_that_overflow_the_cache_are_hinted_at(tmp_path: Path) -> None:
+    weights = tiny.tensors()
+    for layer in range(2):
+        weights[f"model.layers.{layer}.self_attn.k_proj.weight"] *= np.float32(1e6)
+        weights[f"model.layers.{layer}.self_attn.q_proj.weight"] *= np.float32(1e-6)
+    path = tiny.write(tmp_path / "m", weights=weights)
+    with (
+        LLM(path, engine="native", kv="f16") as llm,
+        pytest.raises(InferflowError, match=r"no finite logits .*overflow the float16 cache: try kv='bf16'.*--kv"),
+    ):
+        llm.generate([[3, 4, 5]], max_tokens=2)
+    with LLM(path, engine="native", kv="bf16") as llm:
+        assert len(llm.generate([[3, 4, 5]], max_tokens=2, ignore_eos=True)[0].ids) == 2
 
 
 def test_threads_share_one_model(model: Path) -> None:
