@@ -53,7 +53,9 @@ FLAGS = [
     "-Wall",
     "-Wextra",
     "-Wno-unused-function",
-    "-Wno-maybe-uninitialized",  # false for AVX-512 intrinsics in GCC 12
+    "-Wno-maybe-uninitialized",  # false for AVX-512 intrinsics in GCC 12, as is the next
+    "-Wno-uninitialized",
+    "-Wno-psabi",  # vectors are passed within a unit only
 ]
 
 
