@@ -144,12 +144,20 @@ class Calibrator(ReferenceExecutor):
             try:
                 stored = self.calibrated(key, format_, inputs, ids)
             except ValueError as error:
-                raise CheckpointError(
-                    str(error), where=key, fix="check the model, or calibrate with another text"
-                ) from None
+                raise self.unusable(key, error) from None
         if own is not None:
             self.made[own] = stored
         return stored
+
+    def unusable(self, key: str, error: ValueError) -> CheckpointError:
+        """Why a matrix cannot be calibrated: a weight up to here holds numbers that are not finite, or its inputs overflow."""
+        weights = self.weights
+        for before in dict.fromkeys(w.key for node in self.graph.nodes[: self.at + 1] for w in node.weights):
+            if not np.isfinite(weights.read(before)).all():
+                return weights.not_finite(before)
+        where = f"{weights.source.path}: tensor '{weights.plans[key].names[0]}'"
+        reason = f"cannot be calibrated, by what the model gives it to multiply on this text: {error}"
+        return CheckpointError(reason, where=where, fix="check the model, or calibrate with another text")
 
     def seen(self, node: Node, x: Array, layout: tuple[int, int]) -> _Inputs:
         """The inputs of a matrix of this layout; shared with those before it that have the same."""

@@ -19,6 +19,8 @@ class KVCache:
     Raises UnsupportedError where there is no memory for that.
     """
 
+    kind = "f32"
+
     def __init__(self, graph: Graph, blocks: int, block_size: int) -> None:
         self.block_size = block_size
         self.sequences = blocks

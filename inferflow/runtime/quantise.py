@@ -11,10 +11,11 @@ from typing import Any
 
 from ..errors import ArgumentError
 from ..spec.write import spec_text
-from ..weights.choice import Fallback
+from ..weights.choice import KEEP, Fallback
 from ..weights.directory import DirectoryWriter, new_directory
 from ..weights.quantised import QuantisedSource
 from ..weights.stored import Stored, narrowest
+from ..weights.widen import ITEM_BYTES
 from .model import Model
 
 __all__ = ["Progress", "Report", "quantise_model", "uncalibrated"]
@@ -51,9 +52,13 @@ def quantise_model(
     facts: dict[str, Any] | None = None, progress: Progress | None = None,
 ) -> Report:  # fmt: skip
     """Write `model` as the directory `out`. `matrices` gives the matrices of the keys it is asked for, in any order; `facts` is
-    for the record. Raises ArgumentError where `out` cannot be made or the model is quantised already."""
+    for the record. Raises ArgumentError where `out` cannot be made, the model is quantised already or would stay as it is;
+    CheckpointError for numbers that are not finite."""
     if isinstance(model.source, QuantisedSource):
         raise ArgumentError("it is quantised already", where=str(model.source.path), fix="give the original model")
+    if _stays(model):
+        reason = "no matrix would get another format than it has in the file"
+        raise ArgumentError(reason, where="quant", fix="name a format: q3.5, or q4,output=q8")
     began = time.monotonic()
     weights, source = model.weights, model.source
     spec = spec_text(model.spec, source.tensors)
@@ -61,11 +66,13 @@ def quantise_model(
     same = {key: first.setdefault((*weights.ident(key), key in weights.formats), key) for key in model.graph.weights}
     own = [key for key in same if same[key] == key]
     total = sum(_elements(model, key) for key in own)
-    report = Report(out, weights=total, fallbacks=list(weights.fallbacks))
+    report = Report(out, weights=total)
     counts, sizes, done = Counter[str](), Counter[str](), 0
     with new_directory(out, force) as folder:
         with DirectoryWriter(folder, own) as writer:
             for key, stored in _all(model, own, matrices):
+                if not stored.finite():
+                    raise weights.not_finite(key)
                 writer.add(key, stored)
                 counts[stored.format] += 1
                 sizes[stored.format] += stored.nbytes
@@ -77,9 +84,17 @@ def quantise_model(
                     writer.alias(key, other)
             writer.finish(source, spec, model.spec.name, facts or {})
         report.bytes = (folder / "model.safetensors").stat().st_size
+    report.fallbacks = list(weights.fallbacks)
     report.formats = {name: (counts[name], sizes[name]) for name in counts}
     report.seconds = time.monotonic() - began
     return report
+
+
+def _stays(model: Model) -> bool:
+    """Whether the result would be a copy: all is kept as it is, no format was refused, and no tensor is in blocks."""
+    weights = model.weights
+    asked = bool(weights.fallbacks) or any(format_ != KEEP for format_ in weights.formats.values())
+    return not asked and all(info.dtype in ITEM_BYTES for info in model.source.tensors.values())
 
 
 def _elements(model: Model, key: str) -> int:

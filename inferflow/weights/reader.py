@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UnsupportedError
+from ..errors import CheckpointError, UnsupportedError
 from ..graph.graph import Weight
 from ..graph.scope import ModelScope
 from .choice import KEEP, Fallback, is_low_bit
@@ -81,13 +81,47 @@ class Weights:
         return self._read(self.plans[key])
 
     def make(self, key: str, rotation: int = ROTATION) -> Stored:
-        """As `stored`, made anew and not held here. `rotation`: see `quantised`."""
+        """As `stored`, made anew and not held here. `rotation`: see `quantised`. CheckpointError where what is converted
+        holds numbers that are not finite."""
         plan, format_ = self.plans[key], self.formats[key]
         if format_ == KEEP:
             return self._keep(plan)
         if not is_low_bit(format_):
-            return from_float(self._read(plan), format_)
-        return joined([quantised(slab, format_, rotation) for slab in self.slabs(key)], plan.weight.sizes)
+            return self._as_float(key, format_)
+        parts = []
+        for slab in self.slabs(key):
+            try:
+                parts.append(quantised(slab, format_, rotation))
+            except ValueError:
+                if np.isfinite(slab).all():
+                    raise
+                raise self.not_finite(key) from None
+        return joined(parts, plan.weight.sizes)
+
+    def _as_float(self, key: str, format_: str) -> Stored:
+        """In a float format, or in one that holds it where numbers are too large for that: a fallback."""
+        array = self._read(self.plans[key])
+        stored = from_float(array, format_)
+        if format_ == "f32" or stored.finite():
+            return stored
+        if not np.isfinite(array).all():
+            raise self.not_finite(key)
+        exact = narrowest(array)
+        fallback = Fallback(key, format_, exact.format, f"it holds numbers too large for {format_}")
+        if fallback not in self.fallbacks:
+            self.fallbacks.append(fallback)
+        return exact
+
+    def not_finite(self, key: str) -> CheckpointError:
+        """That weight `key` holds NaN or infinity: names the tensor that does, which is looked for now."""
+        plan = self.plans[key]
+        where = f"{self.source.path}: tensor '%s'"
+        for name in plan.names:
+            if not np.isfinite(self.source.read(name)).all():
+                reason = "holds numbers that are not finite, or too large for float32"
+                return CheckpointError(reason, where=where % name, fix="the file is damaged: download it again")
+        reason = f"gives '{key}' numbers that are not finite"
+        return CheckpointError(reason, where=where % plan.names[0], fix="check the value of its entry in [tensors]")
 
     def slabs(self, key: str, elements: int = SLAB) -> Iterator[np.ndarray]:
         """Matrix `key` as float32, some rows (whole tiles, of some `elements`) or one expert at a time, where the file lets

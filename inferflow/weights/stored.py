@@ -18,7 +18,6 @@ import numpy.typing as npt
 from quant import Packed, dequantise, quantise
 from quant.formats import FORMATS, GROUP
 
-from ..errors import CheckpointError
 from .tiles import TILE, unpack_tiles
 
 __all__ = [
@@ -67,6 +66,14 @@ class Stored:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(a.nbytes for a in (self.codes, self.scales, self.mins, self.row_scales) if a is not None)
+
+    def finite(self) -> bool:
+        """Whether no number in it is NaN or infinite: of an integer format, no scale and no minimum."""
+        if self.format in ("f16", "bf16"):
+            exponent = np.uint16(0x7C00 if self.format == "f16" else 0x7F80)
+            return bool(((self.codes.view(np.uint16) & exponent) != exponent).all())
+        floats = (self.codes, self.scales, self.mins, self.row_scales)
+        return all(bool(np.isfinite(array).all()) for array in floats if array is not None and array.dtype != np.uint8)
 
     def widen(self) -> Floats:
         """float32 of `shape`, C-contiguous; a view where it is stored so."""
@@ -142,11 +149,8 @@ def rotation_of(format_: str, cols: int, asked: int = ROTATION) -> int:
 
 def quantised(array: Floats, format_: str, rotation: int = ROTATION) -> Stored:
     """`array` in one of `quant`'s formats, uncalibrated; `rotation` is at most how wide its Hadamard blocks are.
-    CheckpointError for numbers that are not finite."""
-    try:
-        return from_packed(quantise(array, format_, rotation=rotation_of(format_, array.shape[-1], rotation)))
-    except ValueError as error:
-        raise CheckpointError(str(error), where="quant", fix="the file is damaged: download it again") from None
+    ValueError for numbers that are not finite."""
+    return from_packed(quantise(array, format_, rotation=rotation_of(format_, array.shape[-1], rotation)))
 
 
 def joined(parts: list[Stored], shape: tuple[int, ...]) -> Stored:

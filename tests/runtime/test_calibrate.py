@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inferflow.errors import CheckpointError
 from inferflow.kernels import reference as ref
 from inferflow.runtime.batch import Span, StepBatch
 from inferflow.runtime.calibrate import Calibrator, attend_all, moments
@@ -150,3 +151,16 @@ def test_a_tied_matrix_is_made_once_at_the_end(tmp_path: Path) -> None:
     assert made[-1][0] == "token_embd.weight"
     uncalibrated = loaded.weights.make("token_embd.weight")
     assert made[-1][1].codes.tobytes() != uncalibrated.codes.tobytes()
+
+
+def test_what_is_not_finite_is_named(tmp_path: Path) -> None:
+    weights = tiny.tensors(WIDE)
+    weights["model.embed_tokens.weight"][WINDOWS[0, 0]] = np.nan
+    loaded = load_model(tiny.write(tmp_path / "a", WIDE, weights), quant="q4,token_embd=keep")
+    with pytest.raises(CheckpointError, match=r"/a/.*: tensor 'model\.embed_tokens\.weight': holds numbers"):
+        list(Calibrator(loaded, WINDOWS, 64).matrices(list(loaded.weights.formats)))
+    weights = tiny.tensors(WIDE)
+    weights["model.layers.0.mlp.up_proj.weight"] *= np.float32(1e30)  # finite, but not the squares of what comes of it
+    loaded = load_model(tiny.write(tmp_path / "b", WIDE, weights), quant="q4")
+    with pytest.raises(CheckpointError, match=r"/b/.*: tensor 'model\.layers\.0\.mlp\.down_proj\.weight': cannot be"):
+        list(Calibrator(loaded, WINDOWS, 64).matrices(list(loaded.weights.formats)))

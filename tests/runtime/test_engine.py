@@ -175,5 +175,6 @@ def test_corrupt_weights_are_said(tmp_path: Path) -> None:
     broken = load_model(write(tmp_path, weights=bad))
     e = engine(broken)
     e.add([3], SamplingParams(max_tokens=1))
-    with pytest.raises(InferflowError, match="no finite logits"):
+    with pytest.raises(InferflowError, match="no finite logits") as caught:
         list(e.run())
+    assert "cache" not in caught.value.fix

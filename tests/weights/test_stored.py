@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inferflow.errors import CheckpointError
 from inferflow.runtime.model import load_model
 from inferflow.weights.stored import from_float, narrowest
 from tests import tiny
@@ -22,6 +23,26 @@ def test_floats_are_rounded_to_the_nearest() -> None:
         for name, dtype in (("bf16", torch.bfloat16), ("f16", torch.float16), ("f32", torch.float32)):
             expected = torch.from_numpy(values).to(dtype).to(torch.float32).numpy()
             np.testing.assert_array_equal(from_float(values, name).widen(), expected)
+
+
+@pytest.mark.parametrize("format_", ["f32", "f16", "bf16"])
+def test_finite_floats_are_told_from_others(format_: str) -> None:
+    assert from_float(np.array([1.0, -3e4, 0.0, 1e-8], np.float32), format_).finite()
+    for bad in (np.nan, -np.nan, np.inf, -np.inf):
+        assert not from_float(np.array([1.0, bad], np.float32), format_).finite()
+
+
+def test_what_is_held_as_float16_falls_back_where_it_overflows(tmp_path: Path) -> None:
+    tensors = tiny.tensors()
+    tensors["lm_head.weight"][2, 3] = 1 << 17
+    tensors["model.layers.0.mlp.up_proj.weight"][2, 3] = np.nan
+    weights = load_model(tiny.write(tmp_path / "m", weights=tensors), quant="f16").weights
+    np.testing.assert_array_equal(weights.array("output.weight"), tensors["lm_head.weight"])
+    assert [(f.key, f.wanted) for f in weights.fallbacks] == [("output.weight", "f16")]
+    with pytest.raises(
+        CheckpointError, match=r"/m/model\.safetensors: tensor 'model\.layers\.0\.mlp\.up_proj\.weight': holds"
+    ):
+        weights.stored("layers.0.ffn_up.weight")
 
 
 def test_the_narrowest_float_is_an_exact_one() -> None:
