@@ -7,6 +7,7 @@ what to do about it.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "UnsupportedError",
     "did_you_mean",
     "one_line",
+    "system_error",
 ]
 
 
@@ -44,6 +46,26 @@ def one_line(text: str, limit: int = 2500) -> str:
     if len(text) > limit:
         text = f"{text[: limit // 2]} … {text[-limit // 2 :]}"
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or write to another disk",
+    errno.EDQUOT: "free some space, or write to another disk",
+    errno.EFBIG: "raise the limit of file sizes (ulimit -f), or write to another disk",
+    errno.EROFS: "write to another place",
+    errno.EACCES: "check the permissions, or choose another place",
+    errno.EPERM: "check the permissions, or choose another place",
+    errno.ENOENT: "make its folder first, or choose another place",
+    errno.ENOTDIR: "choose a place in a folder",
+    errno.EISDIR: "choose another name: a folder has this one",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def system_error(error: OSError, where: str) -> InferflowError:
+    """The refusal for what the system said about `where`, the file or stream as the user knows it."""
+    fix = _REMEDIES.get(error.errno or 0, "check it, or choose another place")
+    return InferflowError(error.strerror or str(error) or type(error).__name__, where=where, fix=fix)
 
 
 class ArgumentError(InferflowError, ValueError):

@@ -7,8 +7,11 @@ print(llm.generate("The capital of France is", SamplingParams(max_tokens=16)).te
 
 from __future__ import annotations
 
+import operator
+import os
 import threading
 import warnings
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +20,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from .errors import ArgumentError, TextError, did_you_mean
+from .errors import ArgumentError, InferflowError, TextError, did_you_mean
 from .kernels import native
 from .runtime.engine import Engine, Event
 from .runtime.engine import Sequence as Running
@@ -37,9 +40,8 @@ Prompt = str | Sequence[int]
 
 def choose_engine(asked: str | None) -> str:
     """The engine's name; for None the native one, or a warning where it was not built."""
-    if asked is not None and asked not in ENGINES:
-        fix = did_you_mean(str(asked), ENGINES) or f"use one of {', '.join(ENGINES)}"
-        raise ArgumentError(f"there is no engine {show(asked)}", where="engine", fix=fix)
+    if asked is not None:
+        _one_of("engine", "engine", asked, ENGINES)
     if asked is None and not native.available():
         warnings.warn(
             "the native engine was not built; the NumPy reference, which is slow, takes its place", stacklevel=3
@@ -71,7 +73,7 @@ class Chunk:
 
 class LLM:
     """A model in this process; use as a context manager to close its files. Threads may share it: they take turns, step by
-    step, and what they run is batched together.
+    step, and what they run is batched together. A child that the process forks may go on using it.
 
     `model`: a directory, a ``.gguf``/``.safetensors``/``.bin`` file, ``org/name[:QUANT]``, ``pypi:PACKAGE[==VERSION]``, or
     None for the demo model. `spec`: a shipped spec's name or a ``.toml`` file; None finds it by the model's own config.
@@ -103,14 +105,14 @@ class LLM:
     ) -> None:
         self.engine_name = choose_engine(engine)
         _whole("token_budget", token_budget)
-        if threads is not None:
-            _whole("threads", threads)
+        _check_execution(threads, kv, isa)
         if max_model_len is not None:
             _whole("max_model_len", max_model_len)
         if config is not None and not isinstance(config, Mapping):
             raise ArgumentError(f"it is {show(config)}", where="config", fix="pass a dict of the config's keys")
         self._lock = threading.RLock()  # around the engine
         self._closed = False
+        self._interrupted = False  # the engine was forked in the midst of a step
         self.path = locate(None if model is None else str(model), offline=offline)
         self.model: Model = load_model(self.path, spec, config, quant)
         self.tokenizer: Tokenizer | None = load_tokenizer(self.model.source, self.path)
@@ -122,9 +124,11 @@ class LLM:
             eos=self.eos_ids,
             budget=token_budget,
         )
+        _LIVING.add(self)
 
     def executor(self, threads: int | None = None, kv: str = "auto", isa: str | None = None) -> Executor:
-        """A new executor of this model, for an `Engine` of one's own."""
+        """A new executor of this model, for an `Engine` of one's own. Raises ArgumentError."""
+        _check_execution(threads, kv, isa)
         if self.engine_name == "reference":
             return ReferenceExecutor(self.model.graph, self.model.weights)
         from .runtime.native import NativeExecutor, cache_type
@@ -211,7 +215,7 @@ class LLM:
 
     def _start(self, ids: list[int], params: SamplingParams, index: int) -> _Answer:
         with self._lock:
-            return _Answer(self._engine.add(ids, params, index), self.tokenizer, self.eos_ids)
+            return _Answer(self._open().add(ids, params, index), self.tokenizer, self.eos_ids)
 
     def _abort(self, answer: _Answer) -> None:
         with self._lock:
@@ -237,7 +241,27 @@ class LLM:
     def _open(self) -> Engine:
         if self._closed:
             raise ArgumentError("the model is closed", where=str(self.path), fix="use it inside its 'with' block")
+        if self._interrupted:
+            old = self._engine
+            self._engine = Engine(old.graph, old.executor, max_len=old.max_len, eos=old.eos, budget=old.budget)
+            self._interrupted = False
         return self._engine
+
+    def _forked(self) -> None:
+        """In a forked child, where this thread is the only one. If another was in the midst of a step, nobody will ever finish
+        it nor let go of the lock: what ran is told so, and the next call makes the engine anew."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            return
+        self._lock = threading.RLock()
+        self._interrupted = True
+        engine = self._engine
+        fix = "ask again in the child, or fork when no other thread runs the model"
+        error = InferflowError("the process was forked in the midst of a step", where="fork", fix=fix)
+        for sequence in (*engine.waiting, *engine.running):
+            sequence.inbox.append(Event(sequence, None, "error", error))
+        engine.waiting.clear()
+        engine.running.clear()
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -262,12 +286,9 @@ class LLM:
         numbers = self._ids(ids)
         if chunk is not None:
             _whole("chunk", chunk)
-        asked: Any = positions
-        if not isinstance(asked, slice) or (asked.step is not None and asked.step < 1):
-            fix = "pass a slice that goes forwards: slice(-1, None)"
-            raise ArgumentError(f"it is {show(positions)}", where="positions", fix=fix)
+        chosen = _forwards(positions)
         with self._lock:
-            return self._open().forward(numbers, chunk=chunk, positions=positions)["logits"]
+            return self._open().forward(numbers, chunk=chunk, positions=chosen)["logits"]
 
     def forward(self, ids: Sequence[int], capture: Sequence[str]) -> dict[str, np.ndarray]:
         """The named tensors of a run over `ids`, float32, first axis the tokens: ``["layers.3.attn_norm", "logits"]``.
@@ -277,10 +298,12 @@ class LLM:
         names = self.model.graph.names
         if isinstance(capture, str) or not isinstance(capture, Iterable):
             raise ArgumentError(f"it is {show(capture)}", where="capture", fix='pass a list: ["logits"]')
-        for name in (wanted := list(capture)):
-            if name not in names:
-                fix = did_you_mean(str(name), names) or "llm.tensor_names lists them"
-                raise ArgumentError(f"there is no tensor '{name}'", where="capture", fix=fix)
+        wanted: list[Any] = list(capture)
+        for name in wanted:
+            if not isinstance(name, str) or name not in names:
+                said, close = (f"'{name}'", did_you_mean(name, names)) if isinstance(name, str) else (show(name), "")
+                fix = close or "llm.tensor_names lists them"
+                raise ArgumentError(f"there is no tensor {said}", where="capture", fix=fix)
         numbers = self._ids(ids)
         with self._lock:
             return self._open().forward(numbers, wanted)
@@ -366,9 +389,38 @@ def _no_prompt(value: object) -> ArgumentError:
     return ArgumentError(f"{show(value)} is none: a prompt is a str or a list of token ids", where="prompt", fix=fix)
 
 
-def _whole(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1 << 24:
-        raise ArgumentError(f"it is {show(value)}", where=name, fix="it must be a whole number from 1 to 2^24")
+def _whole(name: str, value: object, most: int = 1 << 24) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ArgumentError(f"it is {show(value)}", where=name, fix=f"it must be a whole number from 1 to {most}")
+
+
+def _one_of(name: str, kind: str, value: object, known: Iterable[str]) -> None:
+    words = list(known)
+    if not isinstance(value, str) or value not in words:
+        close = did_you_mean(value[:100], words) if isinstance(value, str) else ""
+        fix = close or f"use one of {', '.join(words)}"
+        raise ArgumentError(f"there is no {kind} {show(value)}", where=name, fix=fix)
+
+
+def _check_execution(threads: object, kv: object, isa: object) -> None:
+    """The arguments of `LLM.executor`, for every engine alike."""
+    if threads is not None:
+        _whole("threads", threads, native.MAX_THREADS)
+    _one_of("kv", "cache type", kv, ("auto", *native.CACHE_TYPES))
+    if isa is not None and (native.available() or not isinstance(isa, str)):
+        _one_of("isa", "instruction set", isa, native.isas() if native.available() else ())
+
+
+def _forwards(positions: Any) -> slice:
+    """`positions`, if it is a slice of whole numbers that goes forwards."""
+    try:
+        whole = [None if n is None else operator.index(n) for n in (positions.start, positions.stop, positions.step)]
+    except (AttributeError, TypeError):
+        whole = [0, 0, 0]
+    if not isinstance(positions, slice) or (whole[2] is not None and whole[2] < 1):
+        fix = "pass a slice that goes forwards: slice(-1, None)"
+        raise ArgumentError(f"it is {show(positions)}", where="positions", fix=fix)
+    return slice(*whole)
 
 
 def _sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
@@ -386,3 +438,15 @@ def _sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> Samp
             fix = did_you_mean(name, known) or f"there are {', '.join(known)}"
             raise ArgumentError("there is no such sampling parameter", where=name, fix=fix)
     return SamplingParams(**options)
+
+
+_LIVING: weakref.WeakSet[LLM] = weakref.WeakSet()  # for the hook below, which cannot be taken back
+
+
+def _after_fork() -> None:
+    for llm in list(_LIVING):
+        llm._forked()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

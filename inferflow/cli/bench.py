@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import click
 
 from inferflow.errors import ArgumentError, UnsupportedError
 
-from .options import dumps, engine_options, find_model, model_options, open_llm, spec_option
+from .options import dumps, engine_options, find_model, lines_for_people, model_options, open_llm, spec_option
 from .progress import steps_line
 
 if TYPE_CHECKING:
@@ -62,9 +63,9 @@ def bench(**options: Any) -> None:
         check_plot(options["plot"])
     path = find_model(options["model"], options["offline"])
     report = measured(path, start, options)
+    click.echo(dumps(report) if options["as_json"] else table(report))
     if options["plot"] is not None:
         plot(report, options["plot"])
-    click.echo(dumps(report) if options["as_json"] else table(report))
 
 
 def measured(path: Path, start: float, options: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def measured(path: Path, start: float, options: dict[str, Any]) -> dict[str, Any
     from inferflow.runtime.measure import Sizes, engine_facts, measure, process_age, weight_bytes
 
     sizes = Sizes(options["prefill"], options["decode"], options["batches"])
-    with open_llm(path, options, max_model_len=sizes.longest) as llm:
+    length = "--prefill" if sizes.longest == sizes.prefill + 1 else "--decode"
+    with open_llm(path, options, max_model_len=sizes.longest, length=length) as llm:
         executor = llm.engine.executor
         loaded = process_age() or time.perf_counter() - start
         first_token(llm)
@@ -113,7 +115,7 @@ def table(report: dict[str, Any]) -> str:
         f"decode reads    {report['decode_gb_per_s']:10.2f} GB/s",
         f"memory reads    {report['read_gb_per_s']:10.2f} GB/s  (of which decoding reaches {report['share_of_read']:.0%})",
     ]
-    return "\n".join(lines)
+    return lines_for_people(lines)
 
 
 def check_plot(path: Path) -> None:
@@ -127,11 +129,19 @@ def check_plot(path: Path) -> None:
         raise ArgumentError(f"'{path.name}' is no picture's name", where="--plot", fix="end it in .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
         raise ArgumentError("there is no such folder", where=str(path.parent), fix="make it first")
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder", where="--plot", fix="choose another name")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ArgumentError(
+            f"{path} cannot be written", where="--plot", fix="check the permissions, or choose another place"
+        )
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
     """Decode by number of sequences, beside what one sequence would give times their number; and the bandwidths."""
     from matplotlib.figure import Figure
+
+    from inferflow.weights.output import writing
 
     counts = [row["sequences"] for row in report["decode"]]
     rates = [row["tokens_per_s"] for row in report["decode"]]
@@ -150,4 +160,5 @@ def plot(report: dict[str, Any], path: Path) -> None:
     right.bar_label(bars, fmt="%.1f")
     right.set(ylabel="GB/s read")
     figure.suptitle(f"{Path(report['model']).name} ({report['engine']})")
-    figure.savefig(path)
+    with writing(path):
+        figure.savefig(path)

@@ -11,7 +11,7 @@ import click
 
 from inferflow.errors import ArgumentError
 
-from .options import dumps, engine_options, find_model, model_options, open_llm, spec_option
+from .options import dumps, engine_options, find_model, model_options, naming, open_llm, read_text, spec_option
 
 if TYPE_CHECKING:
     from inferflow.llm import LLM
@@ -77,7 +77,8 @@ def generate(prompt: str | None, **options: Any) -> None:
     text = read_prompt(prompt)
     params = SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__})  # refused early
     path = find_model(options["model"], options["offline"])
-    with open_llm(path, options, max_model_len=options["max_model_len"]) as llm:
+    room = naming(max_tokens="--max-tokens", max_model_len="--max-model-len")
+    with room, open_llm(path, options, max_model_len=options["max_model_len"]) as llm:
         templated = options["chat"]
         if templated is None:
             templated = bool(llm.tokenizer and llm.tokenizer.chat_template)
@@ -134,11 +135,7 @@ def read_prompt(prompt: str | None) -> str:
         return prompt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # UTF-8 whatever the locale says
     if sys.stdin is None or sys.stdin.isatty():
         raise ArgumentError("there is no prompt", where="PROMPT", fix="give one, or pipe it in")
-    data = sys.stdin.buffer.read(MAX_PROMPT + 1)
-    if len(data) > MAX_PROMPT:
-        fix = "give a shorter prompt"
-        raise ArgumentError(f"stdin holds more than {MAX_PROMPT >> 20} MiB", where="PROMPT", fix=fix)
-    text = data.decode("utf-8", "replace")
+    text = read_text(sys.stdin.buffer, "PROMPT", MAX_PROMPT)
     if not text:
         raise ArgumentError("stdin is empty", where="PROMPT", fix="give a prompt")
     return text

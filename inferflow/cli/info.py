@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from inferflow.errors import ArgumentError, one_line
+from inferflow.errors import ArgumentError
 
-from .options import dumps, find_model, model_options, spec_option
+from .options import dumps, find_model, lines_for_people, model_options, spec_option
 
 __all__ = ["info"]
 
@@ -30,7 +30,7 @@ def info(
 
     if path is not None and model is not None:
         raise ArgumentError("the model is given twice", where="MODEL", fix="leave -m out")
-    found = find_model(path or model, offline)
+    found = find_model(model if path is None else path, offline)
     loaded = load_model(found, spec_name)
     report = describe(loaded)
     tokenizer = load_tokenizer(loaded.source, found)
@@ -88,7 +88,7 @@ def table(report: dict[str, Any]) -> str:
         if key == "tensors":
             lines += [tensor_line(**tensor) for tensor in value]
         elif key == "warnings":
-            lines += [f"warning               {one_line(text)}" for text in value]
+            lines += [f"warning               {text}" for text in value]
         elif isinstance(value, dict):
             inside = ", ".join(
                 f"{k} {v:,}" if isinstance(v, int) and not isinstance(v, bool) else f"{k} {v}" for k, v in value.items()
@@ -97,9 +97,9 @@ def table(report: dict[str, Any]) -> str:
         else:
             shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
             lines.append(f"{key:<21} {shown}")
-    return "\n".join(lines)
+    return lines_for_people(lines)
 
 
 def tensor_line(name: str, shape: list[int], dtype: str, bytes: int, bits_per_weight: float | None) -> str:
     """One tensor for people."""
-    return f"  {dtype:<8} {bits_per_weight or 0:6.2f} bits {bytes:>14,} bytes  {one_line(name)} {shape}"
+    return f"  {dtype:<8} {bits_per_weight or 0:6.2f} bits {bytes:>14,} bytes  {name} {shape}"

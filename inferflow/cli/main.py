@@ -1,7 +1,7 @@
 """The shell surface: ``inferflow COMMAND``. Commands are imported when called, so that ``--help`` is quick.
 
-Exit status: 0 done, 1 refused (one sentence on stderr), 2 wrong usage, 130 interrupted. Answers and tables go to stdout,
-everything else to stderr.
+Exit status: 0 done, 1 refused (one sentence on stderr), 2 wrong usage, 130 interrupted, 143 terminated, 129 hung up. Answers
+and tables go to stdout, everything else to stderr.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from inferflow import __version__
-from inferflow.errors import ArgumentError, InferflowError
+from inferflow.errors import ArgumentError, InferflowError, one_line, system_error
 
 __all__ = ["cli", "main"]
 
@@ -60,7 +63,8 @@ def main(argv: list[str] | None = None) -> None:
     """The console script."""
     prepare_streams()
     try:
-        status: Any = cli.main(argv, prog_name="inferflow", standalone_mode=False)
+        with ending_on_signals():
+            status: Any = cli.main(argv, prog_name="inferflow", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
@@ -68,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
         click.echo(err=True)
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        click.UsageError(one_line(error.format_message()), getattr(error, "ctx", None)).show()
         sys.exit(2)
     except ArgumentError as error:
         click.echo(f"error: {error}", err=True)
@@ -78,16 +82,40 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(1)
     except MemoryError as error:
         said = str(error).partition(" with shape")[0]
-        click.echo(f"error: there is not enough memory{said and f' ({said})'}", err=True)
+        click.echo(f"error: there is not enough memory{one_line(said and f' ({said})')}", err=True)
         sys.exit(1)
     except BrokenPipeError:
         give_up_stdout()  # whoever read our output has left
         sys.exit(1)
     except OSError as error:
         give_up_stdout()
-        where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"error: {where}{error.strerror or error}", err=True)
+        where = str(error.filename or "stdout")  # whoever opened a file has said its name
+        click.echo(f"error: {system_error(error, where)}", err=True)
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP end the program as an exception does, so that what is half written is removed; a second one
+    ends it at once. A signal that is ignored (``nohup``) stays so; only the main thread can arrange this."""
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows lacks SIGHUP
+    numbers = [
+        number for number in (getattr(signal, name) for name in names) if signal.getsignal(number) == signal.SIG_DFL
+    ]
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        sys.exit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def prepare_streams() -> None:

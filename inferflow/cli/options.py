@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
-from inferflow.errors import one_line
+from inferflow.errors import ArgumentError, InferflowError, one_line, system_error
 from inferflow.weights.locate import locate
 
 from .progress import progress_line
@@ -22,7 +24,18 @@ if TYPE_CHECKING:
     from inferflow.llm import LLM
     from inferflow.weights.choice import Fallback
 
-__all__ = ["dumps", "engine_options", "find_model", "model_options", "open_llm", "spec_option"]
+__all__ = [
+    "dumps",
+    "engine_options",
+    "find_model",
+    "formats_given",
+    "lines_for_people",
+    "model_options",
+    "naming",
+    "open_llm",
+    "read_text",
+    "spec_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,6 +82,7 @@ def engine_options(command: F) -> F:
             click.option(
                 "--quant",
                 metavar="FORMATS",
+                callback=formats_given,
                 help="Formats to hold matrices in: keep (default), or q3.5, or q3.5,output=q4, or a .toml file.",
             ),
         )
@@ -77,15 +91,43 @@ def engine_options(command: F) -> F:
     return command
 
 
-def open_llm(path: Path, options: Mapping[str, Any], **more: Any) -> LLM:
-    """The model at `path`, with the options of `spec_option` and `engine_options`; `more` are other arguments of `LLM`. What
-    a user should know about it goes to stderr."""
+def formats_given(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """``q3.5,output=q4`` as it stands, unless something between its commas is missing."""
+    if value is not None and not all(part.strip() for part in value.split(",")):
+        raise click.BadParameter(f"'{value[:80]}' has an empty part: write q3.5, or q3.5,output=q4")
+    return value
+
+
+@contextmanager
+def naming(**flags: str) -> Iterator[None]:
+    """Inside, a refusal that names an argument of the Python surface names the command's option for it instead."""
+    try:
+        yield
+    except InferflowError as error:
+        error.where = flags.get(error.where, error.where)
+        error.fix = re.sub(rf"\b({'|'.join(flags)})\b", lambda found: flags[found[0]], error.fix)
+        raise
+
+
+def open_llm(
+    path: Path, options: Mapping[str, Any], *, max_model_len: int | None = None, length: str | None = None
+) -> LLM:
+    """The model at `path`, with the options of `spec_option` and `engine_options`. What a user should know about it goes to
+    stderr. `length` is the option that `max_model_len` follows from: more than the model was made for is an ArgumentError,
+    since nobody asked for that."""
     from inferflow.llm import LLM
+    from inferflow.runtime.model import context_length
 
     chosen = {name: options[name] for name in ("engine", "threads", "isa", "kv", "quant")}
-    with warnings.catch_warnings(record=True) as told:
+    names = {name: f"--{name}" for name in chosen} | {"max_model_len": length or "--max-model-len"}
+    with warnings.catch_warnings(record=True) as told, naming(**names):
         warnings.simplefilter("always", UserWarning)
-        llm = LLM(path, options["spec_name"], **chosen, **more)
+        llm = LLM(path, options["spec_name"], max_model_len=max_model_len, **chosen)
+    made_for, _ = context_length(llm.model)
+    if length and max_model_len and made_for and max_model_len > made_for:
+        llm.close()
+        reason = f"a sequence would have {max_model_len} tokens, and {path.name} was made for {made_for}"
+        raise ArgumentError(reason, where=length, fix="lower it")
     for text in (*(str(warning.message) for warning in told), *fallback_lines(llm.model.weights.fallbacks)):
         click.echo(f"warning: {one_line(text)}", err=True)
     return llm
@@ -102,6 +144,24 @@ def fallback_lines(fallbacks: Iterable[Fallback]) -> Iterator[str]:
             if len(same) == 1
             else f"{len(same)} matrices are {got}, not {wanted}: {why} (the first is {same[0].key})"
         )
+
+
+def read_text(file: BinaryIO, where: str, limit: int) -> str:
+    """All of `file`, which errors call `where`; bytes that are not UTF-8 become U+FFFD. ArgumentError for more than `limit`
+    bytes."""
+    try:
+        data = file.read(limit + 1)
+    except OSError as error:
+        raise system_error(error, where) from None
+    if len(data) > limit:
+        raise ArgumentError(f"it holds more than {limit >> 20} MiB", where=where, fix="give a shorter text")
+    return data.decode("utf-8", "replace")
+
+
+def lines_for_people(lines: Iterable[str]) -> str:
+    """A table's lines as one text. Names in them may come out of a model's files: each stays on its line and is no command to
+    a terminal."""
+    return "\n".join(one_line(line) for line in lines)
 
 
 def dumps(report: Any) -> str:

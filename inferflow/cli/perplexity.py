@@ -13,7 +13,16 @@ import click
 
 from inferflow.errors import ArgumentError
 
-from .options import dumps, engine_options, find_model, model_options, open_llm, spec_option
+from .options import (
+    dumps,
+    engine_options,
+    find_model,
+    lines_for_people,
+    model_options,
+    open_llm,
+    read_text,
+    spec_option,
+)
 from .progress import steps_line
 
 if TYPE_CHECKING:
@@ -49,23 +58,16 @@ def perplexity(text: BinaryIO, **options: Any) -> None:
     window is scored, so that every prediction that counts has half a window before it. Logarithms are natural."""
     if options["against"] is not None and options["against_logits"] is not None:
         raise ArgumentError("the base is given twice", where="--against", fix="leave --against-logits out")
-    content = read_text(text)
+    content = read_text(text, "FILE", MAX_TEXT)
     path = find_model(options["model"], options["offline"])
     with ExitStack() as stack:
-        llm = stack.enter_context(open_llm(path, options, max_model_len=options["ctx"]))
+        llm = stack.enter_context(open_llm(path, options, max_model_len=options["ctx"], length="--ctx"))
         windows = windows_of(llm, content, options["ctx"], options["windows"])
         base = base_logits(stack, llm, content, windows, options)
         report = {"model": str(llm.path), "ctx": options["ctx"], "windows": len(windows)}
-        report |= evaluate(llm, windows, base, options["save_logits"])
+        against = str(options["against_logits"] or options["against"])
+        report |= evaluate(llm, windows, base, against, options["save_logits"])
     click.echo(dumps(report) if options["as_json"] else table(report))
-
-
-def read_text(file: BinaryIO) -> str:
-    """All of `file`; bytes that are not UTF-8 become U+FFFD."""
-    data = file.read(MAX_TEXT + 1)
-    if len(data) > MAX_TEXT:
-        raise ArgumentError(f"it holds more than {MAX_TEXT >> 20} MiB", where="FILE", fix="give a shorter text")
-    return data.decode("utf-8", "replace")
 
 
 def windows_of(llm: LLM, text: str, ctx: int, limit: int | None) -> np.ndarray:
@@ -76,7 +78,7 @@ def windows_of(llm: LLM, text: str, ctx: int, limit: int | None) -> np.ndarray:
     if llm.tokenizer is None:
         raise TextError("the model has no tokenizer", where=str(llm.path), fix="add its tokenizer.json")
     ids, prefix = (llm.tokenizer.encode_spans(t, [], suffix=False) for t in (text, ""))
-    return cut(ids, prefix, ctx, limit)
+    return cut(ids, prefix, ctx, limit, text="FILE", width="--ctx")
 
 
 def base_logits(
@@ -93,7 +95,7 @@ def base_logits(
         return None
     path = find_model(options["against"], options["offline"])
     as_it_is = {**options, "spec_name": None, "quant": None, "kv": "auto"}
-    base = stack.enter_context(open_llm(path, as_it_is, max_model_len=options["ctx"]))
+    base = stack.enter_context(open_llm(path, as_it_is, max_model_len=options["ctx"], length="--ctx"))
     vocab, theirs = llm.model.graph.vocab, base.model.graph.vocab
     same = vocab == theirs
     if same and base.tokenizer is not None:
@@ -112,13 +114,13 @@ def window_logits(llm: LLM, window: np.ndarray) -> np.ndarray:
 
 
 def evaluate(
-    llm: LLM, windows: np.ndarray, base: Callable[[int], np.ndarray] | None, save: Path | None
+    llm: LLM, windows: np.ndarray, base: Callable[[int], np.ndarray] | None, against: str, save: Path | None
 ) -> dict[str, Any]:
-    """The figures of all windows, one after the other."""
+    """The figures of all windows, one after the other; `against` is where the base's logits come from, for errors."""
     from inferflow.runtime.evaluate import Scores
     from inferflow.runtime.saved_logits import writing_logits
 
-    scores, start = Scores(), time.perf_counter()
+    scores, start = Scores(str(llm.path), against), time.perf_counter()
     with ExitStack() as stack:
         writer = save and stack.enter_context(writing_logits(save, windows, llm.model.graph.vocab))
         for n in counted(len(windows), stack):
@@ -156,4 +158,4 @@ def table(report: dict[str, Any]) -> str:
             f"KL divergence    {pm('kld', digits=5)} nats, {tail}",
             f"same top token   {pm('same_top', 100, 2)} %",
         ]
-    return "\n".join(lines)
+    return lines_for_people(lines)

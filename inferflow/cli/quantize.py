@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from inferflow.errors import ArgumentError, TextError, one_line
+from inferflow.errors import ArgumentError, TextError
 
-from .options import dumps, find_model, spec_option
+from .options import dumps, find_model, formats_given, lines_for_people, naming, read_text, spec_option
 from .progress import steps_line
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ SHOWN = 10  # fallbacks of the table
     "formats",
     required=True,
     metavar="FORMATS",
+    callback=formats_given,
     help="q3, q3.5, q4, q8, f16, bf16, f32 or keep, then exceptions: q3.5,output=q4,layers.0.*=q8. Or a .toml file.",
 )
 @click.option("-o", "--output", "out", required=True, type=click.Path(path_type=Path), help="The directory to make.")
@@ -70,12 +71,14 @@ def quantize(model: str, formats: str, out: Path, text: BinaryIO | None, **optio
     from inferflow.weights.directory import check_output
     from inferflow.weights.stored import ROTATION
 
-    choice = parse_choice(formats)
+    with naming(quant="--to"):
+        choice = parse_choice(formats)
     rotation = ROTATION if options["rotation"] is None else check_rotation(options["rotation"])
     check_output(out, options["force"])
-    content = None if text is None else read_text(text)
+    content = None if text is None else read_text(text, "--calibrate", MAX_TEXT)
     path = find_model(model, options["offline"])
-    loaded = load_model(path, options["spec_name"], quant=choice)
+    with naming(quant="--to"):
+        loaded = load_model(path, options["spec_name"], quant=choice)
     facts: dict[str, Any] = {"to": str(choice)}
     matrices: Callable[[list[str]], Iterable[tuple[str, Stored]]]
     if content is None:
@@ -114,14 +117,6 @@ def check_rotation(width: int) -> int:
     return width
 
 
-def read_text(file: BinaryIO) -> str:
-    """All of `file`; bytes that are not UTF-8 become U+FFFD."""
-    data = file.read(MAX_TEXT + 1)
-    if len(data) > MAX_TEXT:
-        raise ArgumentError(f"it holds more than {MAX_TEXT >> 20} MiB", where="--calibrate", fix="give a shorter text")
-    return data.decode("utf-8", "replace")
-
-
 def windows_of(model: Model, path: Path, text: str, tokens: int) -> np.ndarray:
     """Windows of `text` in the model's own tokens, of some `tokens` in all, spread evenly: int32 [windows, length]."""
     import numpy as np
@@ -135,7 +130,7 @@ def windows_of(model: Model, path: Path, text: str, tokens: int) -> np.ndarray:
         raise TextError("the model has no tokenizer", where=str(path), fix="add its tokenizer.json")
     ids, prefix = (tokenizer.encode_spans(part, [], suffix=False) for part in (text, ""))
     length = min(n for n in (WINDOW, tokens, *context_length(model)) if n is not None)
-    windows = cut(ids, prefix, length)
+    windows = cut(ids, prefix, length, text="--calibrate", width="")
     return windows[np.linspace(0, len(windows) - 1, max(1, min(len(windows), tokens // length))).astype(int)]
 
 
@@ -152,12 +147,12 @@ def summary(report: Report, facts: dict[str, Any]) -> dict[str, Any]:
 def table(report: Report) -> str:
     """The figures for people."""
     lines = [
-        f"{one_line(str(report.path))}: {report.bytes / 1e6:.1f} MB, {report.bits_per_weight:.2f} bits per weight, "
+        f"{report.path}: {report.bytes / 1e6:.1f} MB, {report.bits_per_weight:.2f} bits per weight, "
         f"in {report.seconds:.0f} s"
     ]
     for name, (count, size) in sorted(report.formats.items(), key=lambda item: -item[1][1]):
         lines.append(f"  {name:<6} {count:>5} tensors {size / 1e6:>9.1f} MB")
-    lines += [f"  {one_line(str(fallback))}" for fallback in report.fallbacks[:SHOWN]]
+    lines += [f"  {fallback}" for fallback in report.fallbacks[:SHOWN]]
     if len(report.fallbacks) > SHOWN:
         lines.append(f"  and {len(report.fallbacks) - SHOWN} more that keep the file's format")
-    return "\n".join(lines)
+    return lines_for_people(lines)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from inferflow.errors import ArgumentError, InferflowError
+from inferflow.errors import ArgumentError, InferflowError, one_line, system_error
 
 from .options import dumps, find_model, model_options
 
@@ -101,11 +101,10 @@ def check(spec_file: str, model: str | None, offline: bool, as_json: bool) -> in
         click.echo(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}", err=True)
     else:
         graph = build_graph(chosen, config, source.tensors).graph
-        click.echo(
-            f"{spec_file} serves {source.path}: {graph.layers} layers, {len(graph.weights)} weights, every tensor mapped"
-        )
+        sizes = f"{graph.layers} layers, {len(graph.weights)} weights, every tensor mapped"
+        click.echo(one_line(f"{spec_file} serves {source.path}: {sizes}"))
         for note in notes:
-            click.echo(f"note: {note}")
+            click.echo(f"note: {one_line(note)}")
     return 1 if problems else 0
 
 
@@ -133,8 +132,8 @@ def new(base: str, model: str | None, output: Path | None) -> None:
     except FileExistsError:
         raise ArgumentError("the file exists", where=str(output), fix="choose another name, or remove it") from None
     except OSError as error:
-        raise ArgumentError(str(error.strerror), where=str(output), fix="choose another place") from None
-    click.echo(f"wrote {output}; next: inferflow spec check {output} -m MODEL", err=True)
+        raise system_error(error, str(output)) from None
+    click.echo(one_line(f"wrote {output}; next: inferflow spec check {output} -m MODEL"), err=True)
 
 
 @spec.command()

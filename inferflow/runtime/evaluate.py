@@ -30,15 +30,25 @@ def scored(ctx: int) -> slice:
     return slice(ctx // 2, ctx - 1)
 
 
-def cut(ids: Sequence[int], prefix: Sequence[int], ctx: int, limit: int | None = None) -> Array:
+def cut(
+    ids: Sequence[int],
+    prefix: Sequence[int],
+    ctx: int,
+    limit: int | None = None,
+    *,
+    text: str = "text",
+    width: str = "ctx",
+) -> Array:
     """The windows of a text: int32 [windows, ctx], at most `limit`. `ids` are its tokens with `prefix` at their beginning.
-    ArgumentError where there is not one window."""
-    if ctx < MIN_CTX or len(prefix) > ctx // 2:
-        raise ArgumentError(f"a window of {ctx} tokens is too short", where="ctx", fix="raise it")
+    ArgumentError where there is not one window; it calls the text `text`, and what `ctx` is set by `width` (empty: nothing)."""
+    shortest = max(MIN_CTX, 2 * len(prefix))
+    if ctx < shortest:
+        raise ArgumentError(f"a window of {ctx} tokens is too short", where=width or text, fix=f"it needs {shortest}")
     count = len(ids) // ctx
     if count == 0:
-        reason = f"the text has {len(ids)} tokens, fewer than one window of {ctx}"
-        raise ArgumentError(reason, where="ctx", fix=f"give a longer text, or lower ctx to {max(len(ids), MIN_CTX)}")
+        reason = f"it has {len(ids)} tokens, fewer than one window of {ctx}"
+        lower = f", or lower {width} to {len(ids)}" if width and len(ids) >= shortest else ""
+        raise ArgumentError(reason, where=text, fix=f"give a longer text{lower}")
     windows = np.array(ids[: count * ctx], np.int32).reshape(count, ctx)[:limit]
     windows[:, : len(prefix)] = prefix
     return windows
@@ -48,8 +58,10 @@ def cut(ids: Sequence[int], prefix: Sequence[int], ctx: int, limit: int | None =
 class Scores:
     """What was measured so far, position by position: `nll` the negative log-likelihood of the token that came, in nats;
     against a base model also its own, the Kullback-Leibler divergence KL(base || model) in nats, and whether the likeliest
-    token is the same."""
+    token is the same. `model` and `against` are where the logits come from, for errors."""
 
+    model: str = "evaluation"
+    against: str = "evaluation"
     nll: list[Array] = field(default_factory=list)
     base_nll: list[Array] = field(default_factory=list)
     kld: list[Array] = field(default_factory=list)
@@ -67,16 +79,17 @@ class Scores:
 
     def _add(self, targets: Array, logits: Array, base: Array | None) -> None:
         here = np.arange(len(targets))
-        _, total = _normalise(logits)
-        self.nll.append(total - logits[here, targets])
+        b, exponentials = _normalise(logits, self.model)
+        total = exponentials.sum(-1, dtype=np.float64)
+        self.nll.append(np.log(total) - b[here, targets])
         if base is None:
             return
-        exponentials, base_total = _normalise(base)
+        a, exponentials = _normalise(base, self.against)
+        base_total = exponentials.sum(-1, dtype=np.float64)
         # Σ p (a - b) - (A - B), where p is proportional to exp(a), and A and B are the logarithms of the sums
-        mean = np.einsum("rv,rv->r", exponentials, base - logits, dtype=np.float64)
-        mean /= exponentials.sum(-1, dtype=np.float64)
-        self.base_nll.append(base_total - base[here, targets])
-        self.kld.append(_finite(mean - (base_total - total)))
+        mean = np.einsum("rv,rv->r", exponentials, a - b, dtype=np.float64) / base_total
+        self.base_nll.append(np.log(base_total) - a[here, targets])
+        self.kld.append(mean - (np.log(base_total) - np.log(total)))
         self.same_top.append(logits.argmax(-1) == base.argmax(-1))
 
     def report(self) -> dict[str, Any]:
@@ -98,20 +111,16 @@ class Scores:
         return out
 
 
-def _normalise(logits: Array) -> tuple[Array, Array]:
-    """exp(logits - their maximum), float32 [rows, vocab], and the logarithm of Σ exp(logits), float64 [rows]."""
+def _normalise(logits: Array, where: str) -> tuple[Array, Array]:
+    """logits minus their row's maximum, so that differences of what is left keep their digits, and exp of that: float32
+    [rows, vocab], all finite."""
     top = logits.max(-1, keepdims=True)
-    _finite(top)
-    _finite(logits.min(-1))
-    exponentials = np.exp(logits - top)
-    return exponentials, top[:, 0] + np.log(exponentials.sum(-1, dtype=np.float64))
-
-
-def _finite(values: Array) -> Array:
-    if not np.isfinite(values).all():
+    if not (np.isfinite(top).all() and np.isfinite(logits.min(-1)).all()):
         fix = "the weights or the saved logits are corrupt, or the spec is wrong"
-        raise InferflowError("there are logits that are not finite", where="evaluation", fix=fix)
-    return values
+        raise InferflowError("there are logits that are not finite", where=where, fix=fix)
+    shifted = logits - top
+    np.maximum(shifted, np.finfo(np.float32).min, out=shifted)
+    return shifted, np.exp(shifted)
 
 
 def _perplexity(name: str, nll: Array) -> dict[str, float | None]:

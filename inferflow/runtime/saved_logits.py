@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from ..errors import ArgumentError
 from ..weights.files import corrupt, map_file
+from ..weights.output import PREFIX, writing
 from ..weights.safetensors import parse_header
 from .evaluate import MIN_CTX, scored
 
@@ -26,9 +28,10 @@ FIX = "save the logits again: inferflow perplexity --save-logits FILE"
 
 
 class LogitsWriter:
-    """Takes one window's logits after the other."""
+    """Takes one window's logits after the other; `path` is what `file` will be."""
 
-    def __init__(self, file: BinaryIO, windows: np.ndarray, vocab: int) -> None:
+    def __init__(self, path: Path, file: BinaryIO, windows: np.ndarray, vocab: int) -> None:
+        self._path = path
         self._file = file
         self._shape = _shape(windows, vocab)
         tensors = {"tokens": ("I32", windows.shape), "logits": ("F32", self._shape)}
@@ -45,22 +48,35 @@ class LogitsWriter:
         """float32 [scored positions, vocab] of the next window."""
         if logits.shape != self._shape[1:]:
             raise ValueError(f"{logits.shape} is not {self._shape[1:]}")
-        self._file.write(np.ascontiguousarray(logits, "<f4").data)
+        with writing(self._path):
+            self._file.write(np.ascontiguousarray(logits, "<f4").data)
 
 
 @contextmanager
 def writing_logits(path: Path, windows: np.ndarray, vocab: int) -> Iterator[LogitsWriter]:
     """A `LogitsWriter` for `windows`, int32 [windows, ctx]. The file is there only when all has gone well; one that is there
-    already is not touched (ArgumentError)."""
-    if path.exists():
-        raise ArgumentError("the file exists", where=str(path), fix="choose another name, or remove it")
-    part = path.with_name(f"{path.name}.part")
+    already is not touched (ArgumentError). InferflowError where the system does not let it be written."""
+    _check_new(path)
+    part = path.with_name(f"{PREFIX}{secrets.token_hex(8)}")
+    with writing(path):
+        file = part.open("xb")  # of our own: neither another's file nor where a link leads
     try:
-        with part.open("wb") as file:
-            yield LogitsWriter(file, windows, vocab)
-        part.replace(path)
+        with writing(path):
+            writer = LogitsWriter(path, file, windows, vocab)
+        yield writer
+        with writing(path):
+            file.close()  # what is buffered may not fit
+            _check_new(path)
+            part.rename(path)
     finally:
+        with suppress(OSError):
+            file.close()
         part.unlink(missing_ok=True)
+
+
+def _check_new(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise ArgumentError("the file exists", where=str(path), fix="choose another name, or remove it")
 
 
 class SavedLogits:

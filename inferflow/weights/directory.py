@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, InferflowError
 from .config import load_config
 from .gguf import GGUFSource
+from .output import PREFIX, writing
 from .quantised import METHOD, SPEC, VERSION, VOCABULARY, Form, is_quantised
 from .safetensors_write import SafetensorsWriter
 from .source import Source
@@ -39,20 +40,30 @@ def check_output(out: Path, force: bool) -> None:
         raise ArgumentError(f"there is no directory {out.parent}", where=where, fix="make it first")
     if not (out.exists() or out.is_symlink()) or (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
         return
+    if not _is_ours(out):
+        reason = f"{out} is there already, and is no directory that 'inferflow quantize' made"
+        raise ArgumentError(reason, where=where, fix="give another name, or remove it yourself")
     if not force:
         raise ArgumentError(f"{out} is there already", where=where, fix="give another name, or --force")
-    ours = out.is_dir() and not out.is_symlink() and (out / "config.json").is_file() and is_quantised(load_config(out))
-    if not ours:
-        raise ArgumentError(
-            f"{out} is no directory that 'inferflow quantize' made", where=where, fix="remove it yourself"
-        )
+
+
+def _is_ours(out: Path) -> bool:
+    """Whether it is a quantised directory, and no link to one."""
+    try:
+        return out.is_dir() and not out.is_symlink() and is_quantised(load_config(out))
+    except InferflowError:  # no config.json that can be read
+        return False
 
 
 @contextmanager
 def new_directory(out: Path, force: bool) -> Iterator[Path]:
-    """A folder to fill, which becomes `out` when all has gone well, and is gone otherwise."""
+    """A folder to fill, which becomes `out` when all has gone well, and is gone otherwise. InferflowError where the system does
+    not let it be written."""
     check_output(out, force)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent, ignore_cleanup_errors=True) as staging:
+    with (
+        writing(out),
+        tempfile.TemporaryDirectory(prefix=PREFIX, dir=out.parent, ignore_cleanup_errors=True) as staging,
+    ):
         made = Path(staging) / "new"
         made.mkdir()
         yield made

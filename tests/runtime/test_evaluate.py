@@ -39,8 +39,21 @@ def test_windows_do_not_overlap_and_begin_with_the_prefix() -> None:
 
 @pytest.mark.parametrize(("ids", "prefix", "ctx"), [([1] * 7, [1], 8), ([1] * 9, [1], 3), ([1] * 9, [1] * 3, 4)])
 def test_texts_without_a_window_are_refused(ids: list[int], prefix: list[int], ctx: int) -> None:
-    with pytest.raises(ArgumentError, match="ctx: "):
+    with pytest.raises(ArgumentError, match=r"text: |ctx: "):
         cut(ids, prefix, ctx)
+
+
+def test_only_what_can_help_is_advised() -> None:
+    with pytest.raises(ArgumentError) as refused:
+        cut([1] * 7, [1], 8, text="FILE", width="--ctx")
+    assert (
+        str(refused.value)
+        == "FILE: it has 7 tokens, fewer than one window of 8 (give a longer text, or lower --ctx to 7)"
+    )
+    for ids, width in (([], "--ctx"), ([1] * 3, "--ctx"), ([1] * 7, "")):
+        with pytest.raises(ArgumentError) as refused:
+            cut(ids, [1], 8, width=width)
+        assert refused.value.fix == "give a longer text"
 
 
 def test_scores_equal_the_formulas() -> None:
@@ -86,14 +99,30 @@ def test_great_logits_do_not_overflow() -> None:
     assert scores.report()["perplexity"] == math.inf
 
 
+def test_absurd_logits_are_compared_by_what_they_say() -> None:
+    scores, flat = Scores(), np.full_like(BASE[0], 3e38)
+    scores.add(WINDOWS[0], BASE[0], flat)
+    scores.add(WINDOWS[0], flat, BASE[0])
+    scores.add(WINDOWS[0], np.where(np.arange(VOCAB) < 9, flat, -flat), flat)
+    want = Scores()
+    want.add(WINDOWS[0], BASE[0], np.zeros_like(flat))
+    want.add(WINDOWS[0], np.zeros_like(flat), BASE[0])
+    for got, expected in ((scores.kld, want.kld), (scores.base_nll, want.base_nll)):
+        np.testing.assert_array_equal(np.concatenate(got[: len(expected)]), np.concatenate(expected))
+    assert np.isfinite(np.concatenate(scores.kld)).all()
+    assert scores.kld[-1].min() > 1e37
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
     broken = BASE[0].copy()
     broken[20, 3] = bad
-    with pytest.raises(InferflowError, match="not finite"):
-        Scores().add(WINDOWS[0], broken)
-    with pytest.raises(InferflowError, match="not finite"):
-        Scores().add(WINDOWS[0], OTHER[0], broken)
+    with pytest.raises(InferflowError, match="not finite") as refused:
+        Scores("model", "base.logits").add(WINDOWS[0], broken)
+    assert refused.value.where == "model"
+    with pytest.raises(InferflowError, match="not finite") as refused:
+        Scores("model", "base.logits").add(WINDOWS[0], OTHER[0], broken)
+    assert refused.value.where == "base.logits"
 
 
 def test_saved_logits_come_back_to_the_bit(tmp_path: Path) -> None:
@@ -119,6 +148,18 @@ def test_nothing_is_left_of_logits_that_were_not_all_saved(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="is not"):
         write(BASE[0, :3])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_logits_touches_nothing_else(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "x.part").symlink_to(precious)
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    saved(tmp_path / "x")
+    assert precious.read_text() == "mine"
+    with pytest.raises(ArgumentError, match="the file exists"):
+        saved(tmp_path / "gone")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["gone", "precious", "x", "x.part"]
 
 
 def saved(path: Path) -> Path:
