@@ -53,7 +53,11 @@ def batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> l
 @click.option(
     "--repeat", type=click.IntRange(1, 1000), default=5, show_default=True, help="Rounds; figures are medians."
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the figures into this .png, .svg or .pdf.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False, readable=False, writable=True),
+    help="Draw the figures into this .png, .svg or .pdf.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def bench(**options: Any) -> None:
     """Measure MODEL here: prefill, decode of 1 to 32 sequences, time to the first token, memory; and how much of the memory's
@@ -129,12 +133,9 @@ def check_plot(path: Path) -> None:
         raise ArgumentError(f"'{path.name}' is no picture's name", where="--plot", fix="end it in .png, .svg or .pdf")
     if not path.absolute().parent.is_dir():
         raise ArgumentError("there is no such folder", where=str(path.parent), fix="make it first")
-    if path.is_dir():
-        raise ArgumentError(f"{path} is a folder", where="--plot", fix="choose another name")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-        raise ArgumentError(
-            f"{path} cannot be written", where="--plot", fix="check the permissions, or choose another place"
-        )
+    if not path.exists() and not os.access(path.absolute().parent, os.W_OK):
+        fix = "check its permissions, or choose another place"
+        raise ArgumentError("the folder cannot be written to", where=str(path.parent), fix=fix)
 
 
 def plot(report: dict[str, Any], path: Path) -> None:

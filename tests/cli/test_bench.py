@@ -64,6 +64,10 @@ def test_the_table(run: Run) -> None:
     ("args", "status", "words"),
     [
         (["--batch", "1,x"], 2, "no list of numbers"),
+        (["--batch", "1,\x1b]0;x"], 2, "'1,\\x1b]0;x' is no list of numbers"),
+        (["--prefill", "1000000"], 2, "--prefill: a sequence would have 1000001 tokens"),
+        (["--decode", "100"], 2, "--decode: a sequence would have"),
+        (["--plot", "dd.png"], 2, "File 'dd.png' is a directory"),
         (["--batch", "0"], 2, "from 1 to 1024"),
         (["--decode", "0"], 2, "0 is not in the range"),
         (["--plot", "speed.txt"], 2, "end it in .png"),
@@ -71,8 +75,48 @@ def test_the_table(run: Run) -> None:
         (["-m", "nowhere"], 1, "there is no such model"),
     ],
 )
-def test_refusals(run: Run, args: list[str], status: int, words: str) -> None:
+def test_refusals(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], status: int, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dd.png").mkdir()
     assert words in run(*args, status=status)
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_runs(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    (tmp_path / "there.png").touch()
+    assert "is not writable" in run("--plot", str(tmp_path / "there.png"), "-m", "nowhere", status=2)
+    assert "cannot be written to" in run("--plot", str(tmp_path / "new.png"), "-m", "nowhere", status=2)
+
+
+def test_the_figures_survive_a_picture_that_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(SystemExit) as done:
+        main(
+            [
+                "bench",
+                *SMALL,
+                "-m",
+                str(write(tmp_path / "m")),
+                "--batch",
+                "1",
+                "--json",
+                "--plot",
+                str(tmp_path / "x.png"),
+            ]
+        )
+    seen = capsys.readouterr()
+    assert done.value.code == 1
+    assert json.loads(seen.out)["decode"]
+    assert seen.err.startswith(f"error: {tmp_path / 'x.png'}: No space left on device (free some space")
 
 
 def test_a_picture_without_matplotlib_is_refused_before_anything_runs(

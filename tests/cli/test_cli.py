@@ -89,6 +89,8 @@ def test_generate_for_machines(run: Run, smollm2_path: Path) -> None:
         (["spec", "check", "missing.toml"], 1, "there is no such file"),
         (["spec", "new", "--like", "lama"], 1, "did you mean 'llama'"),
         (["pull", "pypi:../evil"], 1, "pypi:"),
+        (["info", ""], 1, "there is no such model"),
+        (["generate", "x", "--engine", "reference", "--isa", "nonsense"], 2, "--isa: there is no instruction set"),
     ],
 )
 def test_refusals(run: Run, tiny: Path, args: list[str], status: int, words: str) -> None:
@@ -122,6 +124,18 @@ def test_info(run: Run, tiny: Path, smollm2_path: Path) -> None:
     people = run("info", "-m", str(tiny)).out
     assert "safetensors" in people
     assert str(sum(w.size for w in tensors().values())) in people.replace(",", "")
+
+
+def test_names_in_a_models_files_are_no_commands_to_a_terminal(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "q"
+    assert run("quantize", str(write(tmp_path / "m")), "--to", "q8", "-o", str(out)).status == 0
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["spec"] = "x\x1b]0;pwn\x07\nspec forged"
+    (out / "config.json").write_text(json.dumps(config))
+    told = run("info", str(out)).out
+    assert "\x1b" not in told
+    assert "\nspec forged" not in told
+    assert "x\\x1b]0;pwn\\x07\\nspec forged" in told
 
 
 def test_spec_list_and_show(run: Run, tiny: Path) -> None:

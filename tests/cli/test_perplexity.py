@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,14 +104,31 @@ def test_saved_logits_give_what_the_model_gives(run: Run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("args", "status", "words"),
     [
-        (["-m", "model", "--ctx", "90"], 2, "fewer than one window"),
+        (
+            ["-m", "model", "--ctx", "90"],
+            2,
+            "fewer than one window of 90 (give a longer text, or lower --ctx to",
+        ),
+        (
+            ["-m", "model", "--ctx", "97"],
+            2,
+            "--ctx: a sequence would have 97 tokens, and model was made for 96 (lower it)",
+        ),
+        (["-m", "model", "--ctx", str(10**12)], 2, "--ctx: "),
+        (["-m", "model", "--isa", "zzz", "--engine", "reference"], 2, "--isa: there is no instruction set 'zzz'"),
+        (["-m", "model", "--quant", "q3.5,"], 2, "has an empty part"),
+        (["-m", "model", "--save-logits", "."], 2, "the file exists"),
         (["-m", "model", "--ctx", "3"], 2, "3 is not in the range"),
         (["-m", "model", "--against", "plain"], 2, "compare models of one tokenizer"),
         (["-m", "model", "--against", "other", "--against-logits", "x"], 2, "given twice"),
         (["-m", "model", "--against-logits", "nowhere"], 1, "no such file"),
         (["-m", "model", "--against-logits", "text.txt"], 1, "no safetensors file"),
         (["-m", "model", "--against", "nowhere"], 1, "there is no such model"),
-        (["-m", "model", "--save-logits", "no/such/folder"], 1, "No such file"),
+        (
+            ["-m", "model", "--save-logits", "no/such\x1b]0;/x"],
+            1,
+            "error: no/such\\x1b]0;/x: No such file or directory (make",
+        ),
     ],
 )
 def test_refusals(run: Run, args: list[str], status: int, words: str) -> None:
@@ -119,8 +137,52 @@ def test_refusals(run: Run, args: list[str], status: int, words: str) -> None:
     assert len(said.strip().splitlines()) == 1 or "Usage" in said
 
 
-def test_a_missing_text_and_a_missing_tokenizer(run: Run, here: Path, tmp_path: Path) -> None:
+def test_no_memory_names_the_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> np.ndarray:
+        raise MemoryError
+
+    monkeypatch.setattr("inferflow.runtime.kv_cache.np.zeros", full)
+    said = run("-m", "model", "--engine", "reference", status=1)
+    assert said.startswith("error: --ctx: there is no memory")
+    assert "(lower --ctx)" in said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit of file sizes")
+def test_a_disk_that_fills_up_while_logits_are_saved(run: Run, tmp_path: Path) -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        said = run("-m", "model", "--save-logits", str(tmp_path / "x"), status=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert said.startswith(f"error: {tmp_path / 'x'}: File too large (raise the limit")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saved_logits_that_are_not_finite_are_named(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "base"
+    run("-m", "model", "--save-logits", str(file))
+    data = bytearray(file.read_bytes())
+    data[-4:] = np.float32(np.nan).tobytes()
+    file.write_bytes(data)
+    assert f"{file}: there are logits that are not finite" in run(
+        "-m", "model", "--against-logits", str(file), status=1
+    )
+
+
+def test_a_missing_text_and_a_missing_tokenizer(
+    run: Run, here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "no tokenizer" in run("-m", str(write(tmp_path / "mute")), status=1)
     with pytest.raises(SystemExit) as done:
-        main(["perplexity", "nowhere.txt", "-m", "model"])
+        main(["perplexity", "no\x1b]0;where.txt", "-m", "model"])
     assert done.value.code == 2
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert "no\\x1b]0;where.txt" in said
+    (tmp_path / "empty").touch()
+    with pytest.raises(SystemExit):
+        main(["perplexity", str(tmp_path / "empty"), "-m", "plain", "--ctx", CTX])
+    assert capsys.readouterr().err.strip().endswith("(give a longer text)")

@@ -78,8 +78,9 @@ def test_calibrated_on_a_text(run: Run, model: Path, tmp_path: Path) -> None:  #
 @pytest.mark.parametrize(
     ("args", "status", "said"),
     [
-        (["--to", "q5"], 2, "'q5' is no format"),
-        (["--to", "q4,attn_z=q8"], 2, "'attn_z' names no matrix"),
+        (["--to", "q5"], 2, "--to: 'q5' is no format"),
+        (["--to", "q4,attn_z=q8"], 2, "--to: 'attn_z' names no matrix"),
+        (["--to", "q3.5,"], 2, "'q3.5,' has an empty part"),
         (["--to", "q4", "--rotation", "48"], 2, "--rotation: it is 48"),
         (["--to", "q4", "--rotation", "-1"], 2, "--rotation"),
         (["--to", "q4", "--calibrate", "/no/such"], 2, "No such file"),
@@ -95,6 +96,32 @@ def test_what_is_refused(args: list[str], status: int, said: str, run: Run, mode
     assert result.status == status
     assert said in result.err
     assert not list(tmp_path.iterdir())
+
+
+def test_force_is_advised_only_where_it_helps(run: Run, model: Path, tmp_path: Path) -> None:  # noqa: F811
+    for number, make in enumerate((Path.touch, Path.mkdir, lambda out: tiny.write(out))):
+        out = tmp_path / str(number)
+        make(out)
+        (tmp_path / "1" / "x").touch() if number == 1 else None
+        result = run("quantize", str(model), "--to", "q8", "-o", str(out))
+        assert result.status == 2
+        assert "is no directory that 'inferflow quantize' made (give another name, or remove it yourself)" in result.err
+
+
+def test_the_disk_is_full(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("inferflow.weights.safetensors_write.SafetensorsWriter._write", full)
+    result = run("quantize", str(model), "--to", "q8", "-o", str(tmp_path / "q"))
+    assert (result.status, result.out) == (1, "")
+    assert result.err.startswith(f"error: {tmp_path / 'q'}: No space left on device (free some space")
+    monkeypatch.setattr(
+        "tempfile.mkdtemp", lambda *args: (_ for _ in ()).throw(OSError(30, "Read-only", ".inferflow-x"))
+    )
+    result = run("quantize", str(model), "--to", "q8", "-o", str(tmp_path / "q"))
+    assert result.err == f"error: {tmp_path / 'q'}: Read-only (write to another place)\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_text_that_is_too_short(run: Run, model: Path, tmp_path: Path) -> None:  # noqa: F811

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 from inferflow import LLM, SamplingParams
 from inferflow.errors import ArgumentError, InferflowError, UnsupportedError
+from inferflow.kernels import native
 from tests.tiny import tensors, write
 
 ASKED: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
@@ -68,6 +72,14 @@ WRONG: dict[str, Callable[[LLM], Any]] = {
     "a name for names": lambda m: m.forward([3], "logits"),
     "no names": lambda m: m.forward([3], None),  # type: ignore[arg-type]
     "a number for a name": lambda m: m.forward([3], [5]),  # type: ignore[list-item]
+    "a list for a name": lambda m: m.forward([3], [["a"]]),  # type: ignore[list-item]
+    "half a position": lambda m: m.logits([3], positions=slice(1.5, None)),
+    "a word for a position": lambda m: m.logits([3], positions=slice("a", None)),
+    "a word for a step": lambda m: m.logits([3], positions=slice(None, None, "a")),
+    "threads in words": lambda m: m.executor(threads="zz"),  # type: ignore[arg-type]
+    "a list of threads": lambda m: m.executor(threads=[]),  # type: ignore[arg-type]
+    "no cache type": lambda m: m.executor(kv=None),  # type: ignore[arg-type]
+    "a number for isa": lambda m: m.executor(isa=0),  # type: ignore[arg-type]
     "a dict of parameters": lambda m: m.generate([[3]], {"temperature": 1}),  # type: ignore[call-overload]
     "max_tokens of 10**30": lambda m: m.generate([[3]], max_tokens=10**30),
     "temperature of 5000 digits": lambda m: m.generate([[3]], temperature=10**5000),
@@ -212,14 +224,87 @@ def test_a_closed_model_says_so(folder: Path) -> None:
     [
         {"max_model_len": 0}, {"max_model_len": "8"}, {"max_model_len": True}, {"max_model_len": 1.5},
         {"max_model_len": 1 << 25}, {"token_budget": 0}, {"token_budget": "x"}, {"config": 5}, {"config": [1]},
-        {"engine": "gpu"}, {"engine": 5},
+        {"engine": "gpu"}, {"engine": 5}, {"kv": None}, {"kv": 1}, {"kv": []}, {"kv": "nonsense"}, {"isa": 1}, {"isa": [5]},
+        {"threads": 0}, {"threads": 5000}, {"threads": "2"}, {"threads": 10**5000},
     ],
 )  # fmt: skip
-def test_wrong_options_of_a_model(folder: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_wrong_options_of_a_model(folder: Path, engine: str, options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError) as caught:
-        LLM(folder, **options)
+        LLM(folder, **{"engine": engine, **options})
     assert caught.value.where in options
     assert caught.value.fix
+    assert "threads" not in options or caught.value.fix.endswith("from 1 to 1024")
+
+
+@pytest.mark.skipif(not native.available(), reason="the instruction sets are the native library's")
+def test_an_unknown_instruction_set_is_refused_by_every_engine(folder: Path) -> None:
+    for engine in ("native", "reference"):
+        with pytest.raises(ArgumentError, match="there is no instruction set 'zzz'"):
+            LLM(folder, engine=engine, isa="zzz")
+    with LLM(folder, engine="reference", isa=native.isa_name(), kv="int8", threads=2) as llm:
+        assert llm.logits([3]).shape == (1, 67)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_a_fork_while_another_thread_runs_the_model(
+    folder: Path, answer: tuple[int, ...], engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other thread is in the midst of a step, and holds the lock for ever in the child."""
+    with LLM(folder, engine=engine) as llm:
+        begun, go_on, main = threading.Event(), threading.Event(), threading.current_thread()
+        run = llm._engine.executor.run
+
+        def stopping(*args: Any) -> np.ndarray:
+            if threading.current_thread() is not main:
+                begun.set()
+                go_on.wait()
+            return run(*args)
+
+        monkeypatch.setattr(llm._engine.executor, "run", stopping)
+        stream = llm.stream(PROMPT, **ASKED)
+        tokens = [next(stream).token]
+        worker = threading.Thread(target=llm.logits, args=([7] * 40,))
+        worker.start()
+        begun.wait()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads, which this is about
+            child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            os._exit(_in_the_child(llm, stream, answer))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        go_on.set()
+        worker.join()
+        assert (*tokens, *(chunk.token for chunk in stream)) == answer  # the parent is as it was
+
+
+def _in_the_child(llm: LLM, stream: Iterator[Any], answer: tuple[int, ...]) -> int:
+    """0 if what ran is refused, all blocks are free, and the model answers."""
+    try:
+        next(stream)
+        return 1
+    except InferflowError as error:
+        if "forked" not in error.reason:
+            return 2
+    if llm.generate([PROMPT], **ASKED)[0].ids != answer:
+        return 3
+    return 0 if len(llm._engine.pool.free) == llm._engine.pool.blocks else 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+def test_a_stream_goes_on_in_a_child(llm: LLM, answer: tuple[int, ...]) -> None:
+    stream = llm.stream(PROMPT, **ASKED)
+    tokens = [next(stream).token]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads: the test runner has some
+        child = os.fork()
+    rest = tuple(chunk.token for chunk in stream)
+    if child == 0:
+        os._exit(0 if (*tokens, *rest) == answer else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (*tokens, *rest) == answer
 
 
 @pytest.mark.parametrize("length", [-5, 0, None, 48.0])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from inferflow.cli.main import main
+from inferflow.cli.main import ending_on_signals, main
 from inferflow.errors import FetchError
 from inferflow.weights.cache import default_cache_dir
 from tests.tiny import write
@@ -87,6 +87,40 @@ def test_an_interrupt_in_the_middle(smollm2_path: Path) -> None:
     assert process.returncode == 130
     assert err.strip() == ""
     assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_nothing_half_written(tiny: Path, tmp_path: Path, name: str) -> None:
+    """The command is caught in the midst of writing: it waits in the first weight that it adds."""
+    code = (
+        "import sys, time\nfrom inferflow.cli.main import main\nfrom inferflow.weights.directory import DirectoryWriter\n"
+        "def wait(*args):\n    print('writing', flush=True)\n    time.sleep(60)\n"
+        "DirectoryWriter.add = wait\nmain(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", code, "quantize", str(tiny), "--to", "q8", "-o", str(tmp_path / "q")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert len(list(tmp_path.iterdir())) == 1
+    number = getattr(signal, name)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (128 + number, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_ignored_signal_stays_ignored_and_handlers_are_given_back() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with ending_on_signals():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            assert callable(signal.getsignal(signal.SIGTERM))
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_odd_paths(
