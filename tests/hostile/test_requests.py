@@ -265,18 +265,19 @@ def test_a_fork_while_another_thread_runs_the_model(
         monkeypatch.setattr(llm._engine.executor, "run", stopping)
         stream = llm.stream(PROMPT, **ASKED)
         tokens = [next(stream).token]
-        worker = threading.Thread(target=llm.logits, args=([7] * 40,))
+        worker = threading.Thread(target=llm.logits, args=([7] * 40,), daemon=True)
         worker.start()
         begun.wait()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads, which this is about
             child = os.fork()
         if child == 0:
-            signal.alarm(60)
+            signal.alarm(20)
             os._exit(_in_the_child(llm, stream, answer))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        status = os.waitpid(child, 0)[1]
         go_on.set()
         worker.join()
+        assert os.waitstatus_to_exitcode(status) == 0
         assert (*tokens, *(chunk.token for chunk in stream)) == answer  # the parent is as it was
 
 
