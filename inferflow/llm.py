@@ -42,7 +42,7 @@ def choose_engine(asked: str | None) -> str:
     """The engine's name; for None the native one, or a warning where it was not built."""
     if asked is not None:
         _one_of("engine", "engine", asked, ENGINES)
-    if asked is None and not native.available():
+    elif not native.available():
         warnings.warn(
             "the native engine was not built; the NumPy reference, which is slow, takes its place", stacklevel=3
         )
@@ -256,8 +256,9 @@ class LLM:
         self._lock = threading.RLock()
         self._interrupted = True
         engine = self._engine
-        fix = "ask again in the child, or fork when no other thread runs the model"
-        error = InferflowError("the process was forked in the midst of a step", where="fork", fix=fix)
+        error = InferflowError(
+            "the process was forked in the midst of a step", where="fork", fix="ask again in the child"
+        )
         for sequence in (*engine.waiting, *engine.running):
             sequence.inbox.append(Event(sequence, None, "error", error))
         engine.waiting.clear()
@@ -298,12 +299,11 @@ class LLM:
         names = self.model.graph.names
         if isinstance(capture, str) or not isinstance(capture, Iterable):
             raise ArgumentError(f"it is {show(capture)}", where="capture", fix='pass a list: ["logits"]')
-        wanted: list[Any] = list(capture)
-        for name in wanted:
+        for name in (wanted := list[Any](capture)):
             if not isinstance(name, str) or name not in names:
                 said, close = (f"'{name}'", did_you_mean(name, names)) if isinstance(name, str) else (show(name), "")
-                fix = close or "llm.tensor_names lists them"
-                raise ArgumentError(f"there is no tensor {said}", where="capture", fix=fix)
+                close = close or "llm.tensor_names lists them"
+                raise ArgumentError(f"there is no tensor {said}", where="capture", fix=close)
         numbers = self._ids(ids)
         with self._lock:
             return self._open().forward(numbers, wanted)
@@ -398,8 +398,8 @@ def _one_of(name: str, kind: str, value: object, known: Iterable[str]) -> None:
     words = list(known)
     if not isinstance(value, str) or value not in words:
         close = did_you_mean(value[:100], words) if isinstance(value, str) else ""
-        fix = close or f"use one of {', '.join(words)}"
-        raise ArgumentError(f"there is no {kind} {show(value)}", where=name, fix=fix)
+        listed = f"use one of {', '.join(words)}"
+        raise ArgumentError(f"there is no {kind} {show(value)}", where=name, fix=close or listed)
 
 
 def _check_execution(threads: object, kv: object, isa: object) -> None:
@@ -443,10 +443,5 @@ def _sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> Samp
 _LIVING: weakref.WeakSet[LLM] = weakref.WeakSet()  # for the hook below, which cannot be taken back
 
 
-def _after_fork() -> None:
-    for llm in list(_LIVING):
-        llm._forked()
-
-
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=lambda: [llm._forked() for llm in list(_LIVING)])
