@@ -143,7 +143,8 @@ inline vf exp_negative(vf x) {
   p = fma(p, r, set1(1.6666665459e-1f));
   p = fma(p, r, set1(5.0000001201e-1f));
   p = fma(p, r * r, r) + set1(1.0f);
-  return pick(x < set1(-87.0f), vf{}, p * as_float((as_int(shifted) << 23) + as_int(set1(1.0f))));
+  const vu power = ((vu)as_int(shifted) << 23) + (vu)as_int(set1(1.0f));  // wraps, below −87
+  return pick(x < set1(-87.0f), vf{}, p * as_float((vi)power));
 }
 
 inline float highest(vf v) { return over_lanes(v, [](vf a, vf b) { return pick(b > a, b, a); }); }

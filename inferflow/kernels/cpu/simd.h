@@ -23,6 +23,7 @@ constexpr int LANES = 4;
 #endif
 
 typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 typedef int32_t vi __attribute__((vector_size(LANES * 4)));  // also what comparisons give: 0 or −1 in each lane
 
 inline vf set1(float x) { return x - vf{}; }
