@@ -443,5 +443,10 @@ def _sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> Samp
 _LIVING: weakref.WeakSet[LLM] = weakref.WeakSet()  # for the hook below, which cannot be taken back
 
 
+def _after_fork() -> None:
+    for llm in list(_LIVING):
+        llm._forked()
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=lambda: [llm._forked() for llm in list(_LIVING)])
+    os.register_at_fork(after_in_child=_after_fork)
