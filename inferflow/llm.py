@@ -111,8 +111,7 @@ class LLM:
         if config is not None and not isinstance(config, Mapping):
             raise ArgumentError(f"it is {show(config)}", where="config", fix="pass a dict of the config's keys")
         self._lock = threading.RLock()  # around the engine
-        self._closed = False
-        self._interrupted = False  # the engine was forked in the midst of a step
+        self._closed = self._interrupted = False  # interrupted: the process was forked in the midst of a step
         self.path = locate(None if model is None else str(model), offline=offline)
         self.model: Model = load_model(self.path, spec, config, quant)
         self.tokenizer: Tokenizer | None = load_tokenizer(self.model.source, self.path)
@@ -302,8 +301,7 @@ class LLM:
         for name in (wanted := list[Any](capture)):
             if not isinstance(name, str) or name not in names:
                 said, close = (f"'{name}'", did_you_mean(name, names)) if isinstance(name, str) else (show(name), "")
-                close = close or "llm.tensor_names lists them"
-                raise ArgumentError(f"there is no tensor {said}", where="capture", fix=close)
+                raise ArgumentError(f"there is no tensor {said}", where="capture", fix=close or "see llm.tensor_names")
         numbers = self._ids(ids)
         with self._lock:
             return self._open().forward(numbers, wanted)
@@ -398,8 +396,9 @@ def _one_of(name: str, kind: str, value: object, known: Iterable[str]) -> None:
     words = list(known)
     if not isinstance(value, str) or value not in words:
         close = did_you_mean(value[:100], words) if isinstance(value, str) else ""
-        listed = f"use one of {', '.join(words)}"
-        raise ArgumentError(f"there is no {kind} {show(value)}", where=name, fix=close or listed)
+        raise ArgumentError(
+            f"there is no {kind} {show(value)}", where=name, fix=close or f"use one of {', '.join(words)}"
+        )
 
 
 def _check_execution(threads: object, kv: object, isa: object) -> None:
@@ -418,8 +417,7 @@ def _forwards(positions: Any) -> slice:
     except (AttributeError, TypeError):
         whole = [0, 0, 0]
     if not isinstance(positions, slice) or (whole[2] is not None and whole[2] < 1):
-        fix = "pass a slice that goes forwards: slice(-1, None)"
-        raise ArgumentError(f"it is {show(positions)}", where="positions", fix=fix)
+        raise ArgumentError(f"it is {show(positions)}", where="positions", fix="pass a forward slice: slice(-1, None)")
     return slice(*whole)
 
 
