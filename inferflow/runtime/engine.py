@@ -190,9 +190,9 @@ class Engine:
             raise ArgumentError(
                 f"{len(ids)} tokens do not fit in {self.max_len}", where="prompt", fix="raise max_model_len"
             )
-        blocks = self.pool.take(-(-len(ids) // self.block_size))
-        parts: dict[str, list[np.ndarray]] = {}
         rows = np.arange(len(ids))[positions]
+        parts: dict[str, list[np.ndarray]] = {}
+        blocks = self.pool.take(-(-len(ids) // self.block_size))
         try:
             for past in range(0, len(ids), chunk or len(ids)):
                 piece = np.asarray(ids[past : past + (chunk or len(ids))], np.int64)

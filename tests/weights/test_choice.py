@@ -52,6 +52,7 @@ def test_a_table_in_a_file(tmp_path: Path) -> None:
         ("q5", "'q5' is no format"),
         ("q3.6", "did you mean 'q3.5'"),
         ("", "'' is no format"),
+        ("q3.5,", "nothing before or after a comma"),
         ("q4,q3", "several formats for everything: q4, q3"),
         ("output=", "'' is no format"),
         ({"output": 4}, "4 is no format"),
