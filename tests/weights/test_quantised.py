@@ -133,7 +133,7 @@ def test_what_is_in_the_directory(made: Path) -> None:
     table = config["quantization_config"]
     assert {key: config[key] for key in WIDE} == WIDE
     assert (table["quant_method"], table["version"], table["spec"]) == ("inferflow", 1, "llama")
-    assert table["tensors"]["layers.0.attn_v.weight"] == {"format": "q3.5", "shape": [64, 128], "rotation": 64}
+    assert table["tensors"]["layers.0.attn_v.weight"] == {"format": "q4", "shape": [64, 128], "rotation": 64}
     assert table["tensors"]["layers.0.ffn_down.weight"]["rotation"] == 64
     assert table["aliases"] == {"output.weight": "token_embd.weight"}
     with safe_open(made / "model.safetensors", "numpy") as file:
@@ -317,7 +317,7 @@ CONFIGS: dict[str, tuple[Change, str]] = {
     "format": (entry(format="q5"), "format is q5"),
     "float format": (entry(format="f32"), "format is f32"),
     "format number": (entry(format=3), "format is 3"),
-    "other format": (entry(format="q4"), "must be U8"),
+    "other format": (entry(format="q3.5"), "must be U8"),
     "entry": (lambda t: t["tensors"].update({KEY: "q4"}), "form is q4"),
     "rows": (entry(shape=[65, 128]), "must be U8"),
     "columns": (entry(shape=[64, 256]), "must be U8"),
