@@ -47,7 +47,7 @@ def tiny_steps() -> float:
 
 
 def first_token(folder: str) -> float:
-    """Seconds from the start of ``inferflow generate -m DIR -n 1`` to the first byte of the answer; compiled modules are kept."""
+    """Seconds from the start of ``inferflow generate -m DIR -n 1`` to the first byte of the answer, modules compiled before."""
     command = [sys.executable, "-m", "inferflow.cli", "generate", "Hello", "-m", folder, "-n", "1"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     began = time.perf_counter()
