@@ -36,7 +36,7 @@ MAX_RULES = 1000
 # attn_q 1.1.
 _MIX: Mapping[str, tuple[tuple[str, str], ...]] = MappingProxyType(
     {
-        "q3": (("output", "q4"), ("token_embd", "q3.5")),
+        "q3": (("output", "q4"), ("token_embd", "q3.5"), ("attn_v", "q4"), ("attn_k", "q3.5")),
         "q3.5": (("output", "q4"), ("attn_v", "q4"), ("attn_k", "q4"), ("attn_q", "q3")),
     }
 )
