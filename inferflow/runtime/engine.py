@@ -161,7 +161,8 @@ class Engine:
 
     def advance(self, sequence: Sequence, logits: np.ndarray) -> Event:
         """Sample one token; finish on an end token or at the limit. NaN fails this sequence, and no other."""
-        if not np.isfinite(logits.max()):
+        best = int(logits.argmax())  # where a NaN is, if there is one
+        if not np.isfinite(logits[best]):
             self.abort(sequence)
             sequence.finish = "error"
             fix = "the weights are corrupt, or the spec is wrong"
@@ -169,7 +170,8 @@ class Engine:
                 fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
             error = InferflowError("the model gives no finite logits", where="step", fix=fix)
             return Event(sequence, None, sequence.finish, error)
-        token = sample(logits, sequence.params, sequence.seed, len(sequence.ids))
+        greedy = sequence.params.temperature == 0
+        token = best if greedy else sample(logits, sequence.params, sequence.seed, len(sequence.ids))
         sequence.ids.append(token)
         if token in self.eos and not sequence.params.ignore_eos:
             sequence.finish = "stop"

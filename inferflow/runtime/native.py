@@ -21,7 +21,7 @@ from .program import Program, compile_program
 
 __all__ = ["BLOCK_SIZE", "KV_TYPES", "NativeCache", "NativeExecutor", "cache_type"]
 
-BLOCK_SIZE = 32  # positions; a multiple of 16, which the kernels need
+BLOCK_SIZE = 64  # positions: four vectors of scores side by side; a multiple of 16, which the kernels need
 KV_TYPES = native.CACHE_TYPES
 MAX_SEQUENCES = 1024  # that have a state
 DTYPES: Mapping[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "int8": np.int8}

@@ -101,9 +101,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def sample(logits: np.ndarray, params: SamplingParams, seed: int, position: int) -> int:
-    """The next token's id from `logits` [vocab]."""
-    if params.temperature == 0:
-        return int(logits.argmax())
+    """The next token's id from `logits` [vocab], at a temperature above 0."""
     p = probabilities(logits, params)
     draw = np.random.default_rng([seed, position]).random()
     return int(min(np.searchsorted(np.cumsum(p), draw, side="right"), np.flatnonzero(p)[-1]))

@@ -149,7 +149,6 @@ def test_sampling_follows_the_distribution_and_the_seed() -> None:
     np.testing.assert_allclose(share, [0.6, 0.3, 0.1], atol=0.03)
     assert [sample(logits, params, 7, p) for p in range(50)] == [sample(logits, params, 7, p) for p in range(50)]
     assert len({tuple(sample(logits, params, s, p) for p in range(20)) for s in range(5)}) == 5
-    assert sample(logits, SamplingParams(), 0, 0) == 0
 
 
 def test_sampled_answers_do_not_depend_on_company(model: Model) -> None:

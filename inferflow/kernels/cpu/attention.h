@@ -46,36 +46,28 @@ template <class Type, int R, int V, bool TAIL> inline void register_tile(const P
   const int64_t ahead = p.next - p.b;
   float* c = p.c + column;
   vf sum[R][V], x[R], y[V];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v++) sum[r][v] = p.add ? load(c + r * c_stride + v * LANES) : vf{};
+  const auto each = [&](auto f) INLINE { unrolled<R>([&](auto r) INLINE { unrolled<V>([&](auto v) INLINE { f(r, v); }); }); };
+  each([&](auto r, auto v) INLINE { sum[r][v] = p.add ? load(c + r * c_stride + v * LANES) : vf{}; });
   for (int64_t k = 0; k < depth; k++, a++, b += b_stride) {
     for (size_t n = 0; n < V * LANES * sizeof(b[0]); n += 64) __builtin_prefetch((const char*)(b + ahead) + n, 0, 2);
+    const auto get_x = [&](auto r) INLINE { x[r] = set1(a[r * a_stride]); };
+    const auto get_y = [&](auto v) INLINE { y[v] = TAIL ? load_tail<Type>(b, tail) : Type::load(b + v * LANES); };
+    const auto add = [&](int r, int v) INLINE { sum[r][v] = fma(x[r], y[v], sum[r][v]); };
     if constexpr (V <= R) {
-#pragma GCC unroll 8
-      for (int v = 0; v < V; v++) y[v] = TAIL ? load_tail<Type>(b, tail) : Type::load(b + v * LANES);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) {
-        x[r] = set1(a[r * a_stride]);
-#pragma GCC unroll 8
-        for (int v = 0; v < V; v++) sum[r][v] = fma(x[r], y[v], sum[r][v]);
-      }
+      unrolled<V>(get_y);
+      unrolled<R>([&](auto r) INLINE {
+        get_x(r);
+        unrolled<V>([&](auto v) INLINE { add(r, v); });
+      });
     } else {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) x[r] = set1(a[r * a_stride]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; v++) {
-        y[v] = Type::load(b + v * LANES);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) sum[r][v] = fma(x[r], y[v], sum[r][v]);
-      }
+      unrolled<R>(get_x);
+      unrolled<V>([&](auto v) INLINE {
+        get_y(v);
+        unrolled<R>([&](auto r) INLINE { add(r, v); });
+      });
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-    for (int v = 0; v < V; v++) store(c + r * c_stride + v * LANES, sum[r][v]);
+  each([&](auto r, auto v) INLINE { store(c + r * c_stride + v * LANES, sum[r][v]); });
 }
 
 template <class Type, int R, int V> void product_rows(const Product<Type>& p, int64_t column, int64_t n) {

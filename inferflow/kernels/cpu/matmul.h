@@ -19,8 +19,11 @@ template <int FORMAT>
 inline const uint8_t* panel_of(const Decoder<FORMAT>& decoder, const Matrix& m, const Tile& tile, uint8_t* space) {
   if constexpr (is_packed(FORMAT)) {
     const int64_t groups = groups_of(m), bytes = group_bytes(FORMAT, m.group);
-    for (int64_t g = 0; g < groups; g++)
-      decode_group<FORMAT>(decoder, tile.codes + g * bytes, m.group, space + g * m.group * TILE);
+    for (int64_t g = 0; g < groups; g++) {
+      const uint8_t* codes = tile.codes + g * bytes;
+      for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(codes + groups * bytes + n, 0, 2);  // the next tile
+      decode_group<FORMAT>(decoder, codes, m.group, space + g * m.group * TILE);
+    }
     return space;
   } else return tile.codes;
 }
@@ -31,11 +34,22 @@ inline int64_t dot_blocks(const Matrix& m, int64_t stacked, int64_t index, const
   for (; t + T <= b.count; t += T) {
     Quantised a[T];
     float f[T * TILE];
-    for (int n = 0; n < T; n++) a[n] = quantised(b.in[t + n], m.padded, m.group);
+    for (int n = 0; n < T; n++) {
+      a[n] = quantised(b.in[t + n], m.padded, m.group);
+      __builtin_prefetch(b.out[t + n] + index * TILE, 1);  // far apart, in a page each
+      if (b.residual) __builtin_prefetch(b.residual[t + n] + index * TILE);
+    }
     dot<FORMAT, T>(tile, panel, groups_of(m), m.group, a, f);
     finish(m, stacked, index, f, T, b.out + t, b.residual ? b.residual + t : nullptr);
   }
   return t;
+}
+
+// All rows from t on, in ever smaller blocks.
+template <int FORMAT, size_t N>
+inline void dot_rest(const Matrix& m, int64_t stacked, int64_t index, const Tile& tile, const uint8_t* panel, const Batch& b, int64_t t) {
+  t = dot_blocks<FORMAT, BLOCKS[N]>(m, stacked, index, tile, panel, b, t);
+  if constexpr (BLOCKS[N] > 1) dot_rest<FORMAT, N + 1>(m, stacked, index, tile, panel, b, t);
 }
 
 // Tiles [begin, end) of one matrix times the whole batch.
@@ -45,9 +59,7 @@ void multiply_tiles(const Matrix& m, int64_t stacked, int64_t begin, int64_t end
   for (int64_t index = begin; index < end; index++) {
     const Tile tile = tile_of(m, stacked, index);
     const uint8_t* panel = panel_of<FORMAT>(decoder, m, tile, space);
-    int64_t t = dot_blocks<FORMAT, BLOCKS[0]>(m, stacked, index, tile, panel, b, 0);
-    t = dot_blocks<FORMAT, BLOCKS[1]>(m, stacked, index, tile, panel, b, t);
-    dot_blocks<FORMAT, BLOCKS[2]>(m, stacked, index, tile, panel, b, t);
+    dot_rest<FORMAT, 0>(m, stacked, index, tile, panel, b, 0);
   }
 }
 
@@ -74,15 +86,20 @@ void multiply_few(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, 
   else if constexpr (T > 1) multiply_few<FORMAT, T - 1>(m, stacked, begin, end, b, space);
 }
 
+constexpr int64_t DIRECT_PASSES = 4;  // over a tile's codes, which the panel of so many rows does not beat
+
 template <int FORMAT>
 void multiply_integers(const Matrix& m, int64_t stacked, int64_t begin, int64_t end, const Batch& b, uint8_t* space) {
-  if constexpr (direct_rows(FORMAT) > 0) {
-    if (b.count <= direct_rows(FORMAT)) return multiply_few<FORMAT>(m, stacked, begin, end, b, space);
-    if (direct_rows(FORMAT) > 1 && b.count <= 2 * direct_rows(FORMAT)) {
-      const int64_t half = b.count / 2;
-      multiply_few<FORMAT>(m, stacked, begin, end, {half, b.in, b.out, b.residual}, space);
-      return multiply_few<FORMAT>(
-          m, stacked, begin, end, {b.count - half, b.in + half, b.out + half, b.residual ? b.residual + half : nullptr}, space);
+  if constexpr (constexpr int most = direct_rows(FORMAT); most > 0) {
+    if (b.count <= most) return multiply_few<FORMAT>(m, stacked, begin, end, b, space);
+    if (most > 1 && b.count <= DIRECT_PASSES * most) {  // even shares
+      int64_t done = 0;
+      for (int64_t passes = (b.count + most - 1) / most; passes; passes--) {
+        const int64_t share = (b.count - done + passes - 1) / passes;
+        multiply_few<FORMAT>(m, stacked, begin, end, b.part(done, share), space);
+        done += share;
+      }
+      return;
     }
   }
   multiply_tiles<FORMAT>(m, stacked, begin, end, b, space);
@@ -130,6 +147,14 @@ int64_t linear_units(const void* args, const Step& step) {
   return units;
 }
 
+// The addresses of all rows. A unit may be as short as writing them takes, hence the plain addition.
+template <class Pointer>
+inline void each_row(Pointer* rows, const Tensor& t, const Step& step, int64_t count) {
+  float* row = at(t, step, 0);
+  const int64_t stride = t.stride;
+  for (int64_t n = 0; n < count; n++, row += stride) rows[n] = row;
+}
+
 void linear_run(const void* args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
   const LinearArgs& l = *static_cast<const LinearArgs*>(args);
   const int64_t tokens = leading(l.in, step);
@@ -147,11 +172,9 @@ void linear_run(const void* args, const Step& step, int64_t begin, int64_t end, 
     first += units;
     if (from >= to) continue;
     const bool adds = l.residuals && given(l.residuals[n]);
-    for (int64_t t = 0; t < tokens; t++) {
-      in[t] = at(l.in, step, t);
-      out[t] = at(l.outs[n], step, t);
-      if (adds) residual[t] = at(l.residuals[n], step, t);
-    }
+    each_row(in, l.in, step, tokens);
+    each_row(out, l.outs[n], step, tokens);
+    if (adds) each_row(residual, l.residuals[n], step, tokens);
     multiply(m, 0, from * size, to * size < tiles ? to * size : tiles, {tokens, in, out, adds ? residual : nullptr}, space);
   }
 }

@@ -17,6 +17,8 @@ struct Batch {
   const float* const* in;        // floats, or quantised rows
   float* const* out;             // where the first output of each row goes
   const float* const* residual;  // the same places of what is added; null for none
+
+  Batch part(int64_t first, int64_t rows) const { return {rows, in + first, out + first, residual ? residual + first : nullptr}; }
 };
 
 constexpr bool is_float(int format) { return format <= BF16; }

@@ -43,7 +43,7 @@ inline Bytes times_sign(Bytes a, Bytes w) { return negate_where(a, w); }  // any
 inline Bytes table16(const uint8_t* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)); }
 inline Bytes look16(Bytes table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
 inline void keep(Bytes&) {}
-constexpr int BLOCKS[] = {12, 4, 1};  // rows of a batch that one dot() takes: as many as the registers hold
+constexpr int BLOCKS[] = {12, 8, 4, 2, 1};  // rows of a batch that one dot() takes: as many as the registers hold
 #else
 typedef __m256i Bytes;
 inline Bytes load_b(const void* p) { return _mm256_loadu_si256((const __m256i*)p); }
@@ -224,7 +224,7 @@ constexpr int offset_of(int format) { return is_pair(format) ? PANEL_OFFSET : VN
 
 // acc[t][part] += the products of one group.
 template <int FORMAT, int T>
-inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], const uint8_t* panel, const int8_t* const* a, int64_t steps) {
+INLINE inline void dot_group(Bytes (&acc)[T][PARTS], const uint8_t* panel, const int8_t* const (&a)[T], int64_t steps) {
   constexpr bool SMALL = FORMAT == KEPT4 && !VNNI;  // 8 steps · 2 · 15 · 127 = 30480 fit 16 bits
   for (int64_t first = 0; first < steps; first += SMALL ? 8 : steps) {
     const int64_t last = SMALL && first + 8 < steps ? first + 8 : steps;
@@ -232,26 +232,26 @@ inline __attribute__((always_inline)) void dot_group(Bytes (&acc)[T][PARTS], con
 #pragma GCC unroll 2
     for (int64_t s = first; s < last; s++) {
       Bytes w[PARTS], u[PARTS];
-      for (int r = 0; r < PARTS; r++) {
+      unrolled<PARTS>([&](auto r) INLINE {
         w[r] = load_b(panel + s * 64 + r * WIDTH);
         u[r] = !is_signed(FORMAT) ? w[r] : VNNI ? add8(w[r], all8(-128)) : abs8(w[r]);
-      }
-#pragma GCC unroll 12
-      for (int t = 0; t < T; t++) {
+      });
+      unrolled<T>([&](auto t) INLINE {
 #if defined(__AVX512VNNI__)
         add_four(acc[t][0], u[0], a[t] + 4 * s);
 #else
         const Bytes x = four(a[t] + 4 * s);
-        for (int r = 0; r < PARTS; r++)
+        unrolled<PARTS>([&](auto r) INLINE {
           if constexpr (SMALL) half[t][r] = add16(half[t][r], pairs16(u[r], x));
           else acc[t][r] = multiply_add(acc[t][r], u[r], is_signed(FORMAT) ? times_sign(x, w[r]) : x);
+        });
 #endif
-      }
+      });
     }
     if constexpr (SMALL)
-#pragma GCC unroll 12
-      for (int t = 0; t < T; t++)
-        for (int r = 0; r < PARTS; r++) acc[t][r] = add32(acc[t][r], pairs32(half[t][r]));
+      unrolled<T>([&](auto t) INLINE {
+        unrolled<PARTS>([&](auto r) INLINE { acc[t][r] = add32(acc[t][r], pairs32(half[t][r])); });
+      });
   }
 }
 
@@ -263,20 +263,20 @@ __attribute__((noinline)) void dot(const Tile& tile, const uint8_t* panel, int64
   for (int64_t g = 0; g < groups; g++, panel += group * TILE) {
     Bytes acc[T][PARTS];
     const int8_t* values[T];
-#pragma GCC unroll 12
-    for (int t = 0; t < T; t++) {
+    unrolled<T>([&](auto t) INLINE {
       values[t] = a[t].values + g * group;
-      for (int r = 0; r < PARTS; r++) acc[t][r] = all32(offset_of(FORMAT) ? -offset_of(FORMAT) * a[t].sums[g] : 0);
-    }
+      unrolled<PARTS>([&](auto r) INLINE { acc[t][r] = all32(offset_of(FORMAT) ? -offset_of(FORMAT) * a[t].sums[g] : 0); });
+    });
     dot_group<FORMAT, T>(acc, panel, values, group / 4);
-#pragma GCC unroll 12
-    for (int t = 0; t < T; t++)
-      for (int r = 0; r < PARTS; r++)
+    unrolled<T>([&](auto t) INLINE {
+      unrolled<PARTS>([&](auto r) INLINE {
         y[t][r] = add_group<FORMAT>(y[t][r], lanes(acc[t][r]), tile, g, r * LANES, a[t].scales[g], a[t].sums[g]);
+      });
+    });
   }
-#pragma GCC unroll 12
-  for (int t = 0; t < T; t++)
-    for (int r = 0; r < PARTS; r++) store(f + t * TILE + r * LANES, y[t][r]);
+  unrolled<T>([&](auto t) INLINE {
+    unrolled<PARTS>([&](auto r) INLINE { store(f + t * TILE + r * LANES, y[t][r]); });
+  });
 }
 
 // Straight from the codes, direct_rows(format) rows at most.
@@ -310,26 +310,25 @@ inline void dot_codes(const Decoder<FORMAT>& pairs, const Tile& tile, int64_t gr
   for (int64_t g = 0; g < groups; g++) {
     const uint8_t* codes = tile.codes + g * bytes;
     prefetch_ahead(codes, bytes);
-    Bytes acc[T], more[T];
+    Bytes acc[T];
     if constexpr (is_pair(FORMAT)) {
-      constexpr bool TWO = T <= 4;  // sums of a few rows, so that one product need not wait for the last
+      constexpr bool TWO = T < 3;  // sums of a row: else one product waits for the last
       const int8_t* values[T];
-      for (int t = 0; t < T; t++) {
+      Bytes more[T];
+      unrolled<T>([&](auto t) INLINE {
         values[t] = a[t].values + g * 64;
         acc[t] = all32(-PANEL_OFFSET * a[t].sums[g]);
         more[t] = all32(0);
-      }
-      pairs.walk(codes, [&](int step, Bytes x, Bytes y) {
-        for (int t = 0; t < T; t++) add_four(acc[t], x, values[t] + 8 * step);
-        Bytes* other = TWO ? more : acc;
-        for (int t = 0; t < T; t++) add_four(other[t], y, values[t] + 8 * step + 4);
       });
-      if (TWO)
-        for (int t = 0; t < T; t++) acc[t] = add32(acc[t], more[t]);
+      pairs.walk(codes, [&](int step, Bytes x, Bytes y) INLINE {
+        unrolled<T>([&](auto t) INLINE { add_four(acc[t], x, values[t] + 8 * step); });
+        unrolled<T>([&](auto t) INLINE { add_four(TWO ? more[t] : acc[t], y, values[t] + 8 * step + 4); });
+      });
+      if constexpr (TWO) unrolled<T>([&](auto t) INLINE { acc[t] = add32(acc[t], more[t]); });
     } else acc[0] = dot_kept4(codes, group, a->values + g * group);
-    for (int t = 0; t < T; t++) y[t] = add_group<FORMAT>(y[t], lanes(acc[t]), tile, g, 0, a[t].scales[g], a[t].sums[g]);
+    unrolled<T>([&](auto t) INLINE { y[t] = add_group<FORMAT>(y[t], lanes(acc[t]), tile, g, 0, a[t].scales[g], a[t].sums[g]); });
   }
-  for (int t = 0; t < T; t++) store(f + t * TILE, y[t]);
+  unrolled<T>([&](auto t) INLINE { store(f + t * TILE, y[t]); });
 }
 #else
 constexpr int direct_rows(int format) { return is_packed(format); }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -21,6 +22,15 @@ constexpr int LANES = 8;
 #else
 constexpr int LANES = 4;
 #endif
+
+#define INLINE __attribute__((always_inline))
+
+// f(0) … f(N − 1), the numbers as types. Arrays that are indexed by them alone stay in registers, which no unrolling of a loop by the
+// compiler promises.
+template <int N, class F>
+INLINE inline void unrolled(F f) {
+  [&]<int... I>(std::integer_sequence<int, I...>) INLINE { (f(std::integral_constant<int, I>{}), ...); }(std::make_integer_sequence<int, N>{});
+}
 
 typedef float vf __attribute__((vector_size(LANES * 4)));
 typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
@@ -166,11 +176,17 @@ inline vf load_f16(const uint16_t* p) {
 #endif
 }
 inline vf load_bf16(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16);
+#elif defined(__AVX2__)
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16);
+#else
   uint16_t h[LANES];
   memcpy(h, p, sizeof h);
   vi v;
   for (int n = 0; n < LANES; n++) v[n] = (int32_t)((uint32_t)h[n] << 16);
   return as_float(v);
+#endif
 }
 
 }  // namespace
