@@ -1,11 +1,12 @@
 """Fusion: what can be done in one pass over memory becomes one node. Functions from Graph to Graph; no block's name is known.
 
-Four operations that no flow can write appear in a fused graph:
+Five operations that no flow can write appear in a fused graph:
 
 ``quantise``   x -> x as int8 rows, once for all matrices that multiply it. params: group, rotation.
 ``linears``    (x, residuals…) -> one output for each of params["parts"]: matrices with a common input, each with an optional
                bias, each added to its residual where it has one.
 ``gate``       (a, b) -> act(a) · b; params: kind. With group and rotation among its params the output is quantised.
+``glu``        x -> act(A·x) · (B·x), quantised, for the two of params["parts"]; params: kind, group, rotation.
 ``norm``       with group and rotation among its params: the output is quantised.
 
 Every fused node gives the bits that its parts give one after the other.
@@ -13,7 +14,7 @@ Every fused node gives the bits that its parts give one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from .graph import Graph, Node, Value, Weight
 __all__ = ["Layout", "Part", "fuse"]
 
 Layout = tuple[int, int]  # (columns with a common activation scale, width of the rotation or 0)
+LARGE = 256  # columns: fewer units than that gives are hard to share out evenly
 LayoutOf = Callable[[Weight], Layout | None]  # None: the weight's numbers are floats
 
 
@@ -44,6 +46,7 @@ def fuse(graph: Graph, layout: LayoutOf, keep: Collection[int] = ()) -> Graph:
     work.quantise(layout)
     work.together()
     work.quantised_outputs()
+    work.glus()
     return work.graph()
 
 
@@ -166,8 +169,7 @@ class _Work:
                     part = replace(part, residual=len(inputs) - 1)
                 parts.append(part)
         outputs = tuple(v for node in nodes for v in node.outputs)
-        weights = tuple(w for node in nodes for w in node.weights)
-        return Node("linears", tuple(inputs), outputs, {"parts": tuple(parts)}, weights, nodes[0].scope)
+        return Node("linears", tuple(inputs), outputs, {"parts": tuple(parts)}, _weights(parts), nodes[0].scope)
 
     def quantised_outputs(self) -> None:
         """A norm or a gate that is only wanted quantised."""
@@ -182,6 +184,33 @@ class _Work:
                 params: Mapping[str, Any] = {**maker.params, **node.params}
                 self.nodes[n] = replace(maker, outputs=node.outputs, params=params)
         self.index()
+
+
+    def glus(self) -> None:
+        """A quantised gate of two matrices' outputs, while a unit of work, some whole blocks of columns, is small."""
+        for n, node in enumerate(self.nodes):
+            if node is None or node.op != "gate" or max(_layout(node)) >= LARGE:
+                continue
+            both, other = (self.sole(v, "linears") for v in node.inputs)
+            if both is None or both is not other:
+                continue
+            made = dict(zip(both.outputs, both.params["parts"], strict=True))
+            parts = tuple(made.pop(v) for v in node.inputs)
+            if any(part.residual for part in parts):
+                continue
+            params = {**node.params, "parts": parts}
+            self.nodes[n] = Node("glu", both.inputs[:1], node.outputs, params, _weights(parts), node.scope)
+            rest = replace(both, outputs=tuple(made), params={"parts": tuple(made.values())}, weights=_weights(made.values()))
+            self.nodes[self.maker[node.inputs[0]]] = rest if made else None
+        self.index()
+
+
+def _weights(parts: Iterable[Part]) -> tuple[Weight, ...]:
+    return tuple(w for part in parts for w in (part.weight, part.bias) if w is not None)
+
+
+def _layout(node: Node) -> Layout:
+    return node.params.get("group", LARGE), node.params.get("rotation", 0)
 
 
 def _params(layout: Layout) -> dict[str, int]:

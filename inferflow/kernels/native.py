@@ -46,6 +46,7 @@ SCORES = ("softmax", "sigmoid", "softmax_topk", "sparsemixer", "identity")
 OPCODES = (
     "embed", "positions", "select", "copy", "quantise", "linear", "experts", "norm", "unary", "xielu", "binary", "reduce",
     "concat", "outer", "rope_table", "rope", "store_kv", "sdpa", "conv", "recurrence", "router", "combine", "gate",
+    "glu",
 )  # fmt: skip
 
 
@@ -143,6 +144,12 @@ class BinaryArgs(Structure):
 
 class GateArgs(Structure):
     _fields_ = [("a", Tensor), ("b", Tensor), ("out", Tensor), ("quantise", POINTER(QuantiseArgs)), ("kind", c_int64)]
+
+
+class GluArgs(Structure):
+    _fields_ = [
+        ("input", Tensor), ("matrices", POINTER(Matrix)), ("quantise", POINTER(QuantiseArgs)), ("kind", c_int64),
+    ]  # fmt: skip
 
 
 class ReduceArgs(Structure):

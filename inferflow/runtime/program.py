@@ -190,7 +190,7 @@ class _Compiler:
             self.emit("quantise", args)
 
     def quantiser(self, node: Node, source: View) -> tuple[Any, View]:
-        """The quantised output of a norm or a gate, and the place of it."""
+        """The quantised output of a norm, a gate or a glu, and the place of it. `source`: what would be quantised."""
         cols, group = source.sizes[-1], node.params["group"]
         padded = -(-cols // group) * group
         words = -(-((padded + 8 * (padded // group)) // 4) // 16) * 16
@@ -360,6 +360,15 @@ class _Compiler:
         quantise, out = self.quantiser(node, a) if "group" in node.params else (None, self.new(node.outputs[0]))
         args = native.GateArgs(a.struct(), b.struct(), out.struct(), quantise, native.UNARY.index(node.params["kind"]))
         self.emit("gate", args, out)
+
+    def do_glu(self, node: Node) -> None:
+        x = self.views[node.inputs[0]]
+        parts: Sequence[Part] = node.params["parts"]
+        matrices = self.array(native.Matrix, [self.matrices.matrix(p.weight, p.bias) for p in parts])
+        sizes, leading = self.sizes(node.outputs[0])
+        quantise, out = self.quantiser(node, View(sizes, row_major(sizes), leading))
+        args = native.GluArgs(x.struct(), matrices, quantise, native.UNARY.index(node.params["kind"]))
+        self.emit("glu", args, out)
 
     # ------------------------------------------------------------------ positions, attention, state, experts
 

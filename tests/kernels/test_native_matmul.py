@@ -234,17 +234,36 @@ def test_what_is_not_finite_stays_in_its_group(isa, bad):
 def test_linear(isa, form, group):
     rng = np.random.default_rng(3)
     weights = [make(form, group, (1, rows, 200), rng) for rows in (37, 5, 64)]
-    x = rng.normal(size=(40, 200)).astype(np.float32)
+    x = rng.normal(size=(90, 200)).astype(np.float32)
     rows, a = inputs(isa, x, weights[0])
     outs = linear(isa, rows, weights)
     for w, out in zip(weights, outs, strict=True):
         near(out, a, w.dense()[0], w.keep[1 if form in FLOATS else 3][0].astype(np.float64))
-    for tokens in (1, 2, 3, 7, 13):  # the same bits, whatever else is in the batch
+    for tokens in (1, 2, 3, 5, 6, 7, 8, 13, 30, 49):  # the same bits, whatever else is in the batch
         for out, alone in zip(outs, linear(isa, rows[20 : 20 + tokens], weights), strict=True):
             assert np.array_equal(out[20 : 20 + tokens].view(np.int32), alone.view(np.int32))
-    residual = rng.normal(size=(40, 37)).astype(np.float32)
+    residual = rng.normal(size=(90, 37)).astype(np.float32)
     (added,) = linear(isa, rows, weights[:1], residual)
     assert np.array_equal(added, outs[0] + residual)
+
+
+@pytest.mark.parametrize(("form", "group"), [("q3", 64), ("q3.5", 64), ("q8", 64), ("keep4", 32), ("f32", 0)])
+@pytest.mark.parametrize("tokens", [1, 20, 300])
+def test_glu_has_the_bits_of_its_parts(isa, form, group, tokens):
+    rng = np.random.default_rng(12)
+    a, b = (make(form, group, (1, 150, 200), rng) for _ in range(2))
+    x = rng.normal(size=(tokens, 200)).astype(np.float32)
+    rows, _ = inputs(isa, x, a)
+    step, padded, (left, right) = Steps([tokens]), 192, linear(isa, rows, [a, b])
+    for rotation in (0, 64):
+        one, two = (aligned(tokens, padded // 4 + 6) for _ in range(2))
+        separate, fused = (native.QuantiseArgs(tensor(left), tensor(q), 150, padded, 64, rotation) for q in (one, two))
+        kind = native.UNARY.index("silu")
+        gate = native.GateArgs(tensor(left), tensor(right), tensor(left), ctypes.pointer(separate), kind)
+        run(isa, "gate", gate, step, [one])
+        matrices = native.array(native.Matrix, [a.struct, b.struct])
+        run(isa, "glu", native.GluArgs(tensor(rows), matrices, ctypes.pointer(fused), kind), step, [two])
+        assert np.array_equal(one.view(np.int32), two.view(np.int32))
 
 
 @pytest.mark.parametrize("form", [*PAIRS, "q8", *KEPT])

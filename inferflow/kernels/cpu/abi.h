@@ -86,7 +86,7 @@ struct Matrix {
 enum OpCode : int32_t {
   OP_EMBED = 0, OP_POSITIONS, OP_SELECT, OP_COPY, OP_QUANTISE, OP_LINEAR, OP_EXPERTS, OP_NORM, OP_UNARY, OP_XIELU, OP_BINARY,
   OP_REDUCE, OP_CONCAT, OP_OUTER, OP_ROPE_TABLE, OP_ROPE, OP_STORE_KV, OP_SDPA, OP_CONV, OP_RECURRENCE, OP_ROUTER, OP_COMBINE,
-  OP_GATE, OP_COUNT
+  OP_GATE, OP_GLU, OP_COUNT
 };
 
 struct Op {
@@ -132,6 +132,8 @@ enum BinaryKind : int32_t { B_ADD = 0, B_SUB, B_MUL, B_DIV, B_POW, B_MIN, B_MAX 
 struct BinaryArgs { Tensor a, b, out; int64_t kind; };
 // out = unary(a) · b, contiguous rows; quantise as in Norm. For tokens × [d].
 struct GateArgs { Tensor a, b, out; const QuantiseArgs* quantise; int64_t kind; };
+// unary(A·in) · (B·in) for the two matrices, quantised: the bits of Linear and Gate.
+struct GluArgs { Tensor in; const Matrix* matrices; const QuantiseArgs* quantise; int64_t kind; };
 enum ReduceKind : int32_t { R_SUM = 0, R_MEAN, R_MAX, R_SOFTMAX };
 struct ReduceArgs { Tensor in, out; int64_t kind; };
 struct ConcatArgs { Tensor out; int64_t count; const Tensor* parts; };

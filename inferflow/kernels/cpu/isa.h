@@ -10,6 +10,7 @@
 #include "embed.h"
 #include "experts.h"
 #include "gate.h"
+#include "glu.h"
 #include "matmul.h"
 #include "norm.h"
 #include "rope.h"
@@ -24,7 +25,8 @@ constexpr Isa make_isa(const char* name) {
           LANES,
           {embed_kernel, positions_kernel, select_kernel, copy_kernel, quantise_kernel, linear_kernel, experts_kernel, norm_kernel,
            unary_kernel, xielu_kernel, binary_kernel, reduce_kernel, concat_kernel, outer_kernel, rope_table_kernel, rope_kernel,
-           store_kv_kernel, sdpa_kernel, conv_kernel, recurrence_kernel, router_kernel, combine_kernel, gate_kernel}};
+           store_kv_kernel, sdpa_kernel, conv_kernel, recurrence_kernel, router_kernel, combine_kernel, gate_kernel,
+           glu_kernel}};
 }
 
 }  // namespace
