@@ -185,7 +185,6 @@ class _Work:
                 self.nodes[n] = replace(maker, outputs=node.outputs, params=params)
         self.index()
 
-
     def glus(self) -> None:
         """A quantised gate of two matrices' outputs, while a unit of work, some whole blocks of columns, is small."""
         for n, node in enumerate(self.nodes):
@@ -200,7 +199,9 @@ class _Work:
                 continue
             params = {**node.params, "parts": parts}
             self.nodes[n] = Node("glu", both.inputs[:1], node.outputs, params, _weights(parts), node.scope)
-            rest = replace(both, outputs=tuple(made), params={"parts": tuple(made.values())}, weights=_weights(made.values()))
+            rest = replace(
+                both, outputs=tuple(made), params={"parts": tuple(made.values())}, weights=_weights(made.values())
+            )
             self.nodes[self.maker[node.inputs[0]]] = rest if made else None
         self.index()
 
