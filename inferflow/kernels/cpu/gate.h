@@ -18,16 +18,6 @@ inline int64_t gate_units(const void* args, const Step& step) {
   return op.quantise ? gate_cut(op, step).units() : Lines<3>(step, {&op.out, &op.a, &op.b}).units();
 }
 
-// Columns [first, last) of one row, quantised. a and b: those columns, as many as the row has; y: room for all of them.
-template <class F>
-inline void gate_columns(const QuantiseArgs& q, const float* a, int64_t sa, const float* b, int64_t sb, float* y, float* row,
-                         int64_t first, int64_t last, F f) {
-  const int64_t filled = least(last, q.cols) - first;
-  map2(y, 1, a, sa, b, sb, filled, f);
-  memset(y + filled, 0, (last - first - filled) * 4);
-  quantise_columns(q, y, row, first, last);
-}
-
 // body(f) with f(a, b) = act(a) · b.
 template <class Body>
 inline void with_gate(int64_t kind, Body body) {
@@ -43,7 +33,10 @@ inline void gate_run(const void* args, const Step& step, int64_t begin, int64_t 
     const int64_t sa = last_stride(op.a), sb = last_stride(op.b);
     float* y = reinterpret_cast<float*>(scratch.get(cut.columns * 4));
     cut.run(begin, end, [&](int64_t t, int64_t first, int64_t last) {
-      gate_columns(q, at(op.a, step, t) + first * sa, sa, at(op.b, step, t) + first * sb, sb, y, at(q.out, step, t), first, last, f);
+      const int64_t filled = least(last, q.cols) - first;
+      map2(y, 1, at(op.a, step, t) + first * sa, sa, at(op.b, step, t) + first * sb, sb, filled, f);
+      memset(y + filled, 0, (last - first - filled) * 4);
+      quantise_columns(q, y, at(q.out, step, t), first, last);
     });
   });
 }

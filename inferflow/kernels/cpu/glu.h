@@ -33,17 +33,21 @@ inline void glu_unit(const GluArgs& g, const Step& step, const GluCut& cut, int6
   const int64_t first = unit % cut.blocks * cut.columns, last = least(first + cut.columns, q.padded);
   const int64_t start = unit / cut.blocks * cut.tokens, count = least(cut.tokens, leading(g.in, step) - start);
   const int64_t space = std::max(multiply_space(g.matrices[0]), multiply_space(g.matrices[1])), size = count * cut.columns;
-  uint8_t* memory = scratch.get(space + (2 * size + cut.columns) * sizeof(float) + 2 * count * sizeof(void*));
-  float *a = reinterpret_cast<float*>(memory + space), *b = a + size, *y = b + size;
-  const float** in = reinterpret_cast<const float**>(y + cut.columns);
+  uint8_t* memory = scratch.get(space + 2 * size * sizeof(float) + 2 * count * sizeof(void*));
+  float *a = reinterpret_cast<float*>(memory + space), *b = a + size;
+  const float** in = reinterpret_cast<const float**>(b + size);
   float** out = const_cast<float**>(in + count);
   for (int64_t t = 0; t < count; t++) in[t] = at(g.in, step, start + t);
   for (int n = 0; n < 2; n++) {
     for (int64_t t = 0; t < count; t++) out[t] = (n ? b : a) + t * cut.columns - first;
     multiply(g.matrices[n], 0, first / TILE, ceil_div(least(last, q.cols), TILE), {count, in, out, nullptr}, memory);
   }
-  for (int64_t t = 0; t < count; t++)
-    gate_columns(q, a + t * cut.columns, 1, b + t * cut.columns, 1, y, at(q.out, step, start + t), first, last, f);
+  map2(a, 1, a, 1, b, 1, size, f);
+  for (int64_t t = 0; t < count; t++) {
+    float* y = a + t * cut.columns;
+    for (int64_t n = q.cols - first; n < last - first; n++) y[n] = 0;
+    quantise_columns(q, y, at(q.out, step, start + t), first, last);
+  }
 }
 
 void glu_run(const void* args, const Step& step, int64_t begin, int64_t end, Scratch& scratch) {
