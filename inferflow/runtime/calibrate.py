@@ -4,12 +4,17 @@ A matrix is quantised by the second moments of its inputs (`quant.quantise`'s He
 already, so these are the inputs it will see, rounded to 8 bits as the engine rounds them; and what comes after sees the
 outputs it will give. All windows go through a node together; one matrix is held at a time, and values until their last use.
 
-Of a mixture, each expert has its own moments, drawn towards those of all experts where few tokens chose it.
+The windows go through the original model as well, so it is known how far the inputs, and what the output is added to, have
+drifted from it. Before a matrix is quantised it takes up what a ridge regression on its inputs finds in that drift: the idea
+of GPTAQ (Li et al. 2025), in closed form and for the residual stream too.
+
+Of a mixture, each expert has its own moments, drawn towards those of all experts where few tokens chose it; the drift is
+left to the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +36,22 @@ __all__ = ["Calibrator", "attend_all"]
 
 Array = np.ndarray
 SLAB = 1 << 25  # elements quantised at a time: each slab factorises the moments anew
+SHARE, RIDGE = (
+    np.float32(0.5),
+    np.float32(1),
+)  # of the drift that is taken up; of the inputs' mean square. More fits the text
 
 
 @dataclass
 class _Inputs:
-    """What goes into the matrices that share a value: `x` as they see it, in the original basis, and its moments."""
+    """What goes into the matrices that share a value: `x` as they see it, in the original basis, its moments, and the same as
+    the original model has it."""
 
     value: int
     layout: tuple[int, int]  # group and rotation
     x: Array
     hessian: Array | None
+    original: Array
 
 
 class Calibrator(ReferenceExecutor):
@@ -48,13 +59,18 @@ class Calibrator(ReferenceExecutor):
 
     def __init__(self, model: Model, windows: Array, rotation: int) -> None:
         super().__init__(model.graph, model.weights)
-        count, self.length = windows.shape
-        self.rotation = rotation
-        spans = tuple(Span(n * self.length, self.length, 0, (n,), self.length) for n in range(count))
-        tokens = windows.reshape(-1).astype(np.int64)
-        self.batch = StepBatch(tokens, np.tile(np.arange(self.length), count), spans, np.arange(len(tokens)))
+        self.rotation, self.tokens = (
+            rotation,
+            windows.size,
+        )  # the first half sees quantised matrices, the other half the originals
+        count, length = 2 * len(windows), windows.shape[1]
+        spans = tuple(Span(n * length, length, 0, (n,), length) for n in range(count))
+        tokens = np.tile(windows.reshape(-1), 2).astype(np.int64)
+        self.batch = StepBatch(tokens, np.tile(np.arange(length), count), spans, np.arange(len(tokens)))
         self.ops = {**self.ops, "sdpa": self.whole_windows}
         self.states = {}
+        adds = [n for n in self.graph.nodes if n.op == "binary" and n.params["kind"] == "add" and len(n.inputs) == 2]
+        self.added = {v: other for node in adds for v, other in (node.inputs, node.inputs[::-1])}
 
     def matrices(self, keys: list[str]) -> Iterator[tuple[str, Stored]]:
         """The matrices of `keys` as they are made, those of linears in the graph's order; then the others, uncalibrated."""
@@ -80,7 +96,8 @@ class Calibrator(ReferenceExecutor):
 
     def _walk_to(self, end: int) -> Iterator[None]:
         """The nodes up to `end`, whose output nobody needs."""
-        values = {self.graph.inputs["tokens"]: self.batch.tokens, self.graph.inputs["positions"]: self.batch.positions}
+        inputs = self.graph.inputs
+        values = self.values = {inputs["tokens"]: self.batch.tokens, inputs["positions"]: self.batch.positions}
         self.end = end
         for n, node in enumerate(self.graph.nodes[: end + 1]):
             self.at = n
@@ -106,17 +123,19 @@ class Calibrator(ReferenceExecutor):
             return np.zeros(0, np.float32)
         inputs = self.seen(node, x, (stored.group, stored.rotation))
         if ids is None:
-            flat = inputs.x.reshape(-1, x.shape[-1])
-            y = (flat @ stored.widen().T).reshape(*x.shape[:-1], -1)
+            pieces = [inputs.original @ w.T for w in self.weights.slabs(key, SLAB)]
+            y = np.concatenate([inputs.x @ stored.widen().T, np.concatenate(pieces, -1)])
             return y if bias is None else y + bias
-        return self.experts(inputs.x, ids, stored, bias)
+        seen = self.experts(inputs.x, ids[: self.tokens], stored.widen(), bias)
+        original = self.experts(inputs.original, ids[self.tokens :], (w[0] for w in self.weights.slabs(key)), bias)
+        return np.concatenate([seen, original])
 
-    def experts(self, x: Array, ids: Array, stored: Stored, bias: Array | None) -> Array:
-        w = stored.widen()
-        out = np.empty((*ids.shape, w.shape[1]), np.float32)
-        for e in np.unique(ids):
+    def experts(self, x: Array, ids: Array, matrices: Iterable[Array], bias: Array | None) -> Array:
+        rows = self.graph.nodes[self.at].weights[0].sizes[-2]
+        out = np.empty((*ids.shape, rows), np.float32)
+        for e, w in enumerate(matrices):
             t, k = np.nonzero(ids == e)
-            out[t, k] = _of(x, t, k) @ w[e].T
+            out[t, k] = _of(x, t, k) @ w.T
             if bias is not None:
                 out[t, k] += bias[e]
         return out
@@ -164,7 +183,9 @@ class Calibrator(ReferenceExecutor):
         value = node.inputs[0]
         if self.inputs is None or (self.inputs.value, self.inputs.layout) != (value, layout):
             self.inputs = None
-            self.inputs = _Inputs(value, layout, ref.round_activations(x, *layout) if layout[0] else x, None)
+            seen, original = x[: self.tokens], x[self.tokens :]
+            rounded = ref.round_activations(seen, *layout) if layout[0] else seen
+            self.inputs = _Inputs(value, layout, rounded, None, original)
         return self.inputs
 
     def calibrated(self, key: str, format_: str, inputs: _Inputs, ids: Array | None) -> Stored:
@@ -174,12 +195,28 @@ class Calibrator(ReferenceExecutor):
         if inputs.hessian is None:
             inputs.hessian = moments(inputs.x.reshape(-1, inputs.x.shape[-1]), rotation)
         hessian = inputs.hessian if inputs.hessian.any() else None  # inputs that are all zero say nothing
-        slabs = self.weights.slabs(key, SLAB)
-        parts = [from_packed(quantise(slab, format_, rotation=rotation, hessian=hessian)) for slab in slabs]
+        parts, first = [], 0
+        for w in self.weights.slabs(key, SLAB):
+            if hessian is not None:
+                w = w + self.correction(w, inputs, hessian, first)
+            parts.append(from_packed(quantise(w, format_, rotation=rotation, hessian=hessian)))
+            first += len(w)
         return joined(parts, self.weights.plans[key].weight.sizes)
 
+    def correction(self, w: Array, inputs: _Inputs, hessian: Array, first: int) -> Array:
+        """What rows `w` of a matrix, the first of them `first`, are to take up of the drift of their outputs."""
+        x = inputs.x.reshape(-1, w.shape[1])
+        drift = (inputs.original.reshape(x.shape) - x) @ w.T
+        stream = self.values.get(self.added.get(self.graph.nodes[self.at].outputs[0], -1))
+        if stream is not None and stream.shape[:-1] == (2 * len(drift),):
+            drift += (stream[self.tokens :] - stream[: self.tokens])[:, first : first + len(w)]
+        rotation, cols = inputs.layout[1], w.shape[1]
+        moments = hadamard(hadamard(hessian, rotation).T, rotation)[:cols, :cols].copy()
+        moments[np.diag_indices(cols)] += RIDGE * moments.diagonal().mean()
+        return np.linalg.solve(moments, SHARE / np.float32(len(x)) * (x.T @ drift)).T
+
     def calibrated_experts(self, key: str, format_: str, inputs: _Inputs, ids: Array) -> Stored:
-        rotation, x = inputs.layout[1], inputs.x
+        rotation, x, ids = inputs.layout[1], inputs.x, ids[: self.tokens]
         width = x.shape[-1]
         common = moments(x.reshape(-1, width), rotation)
         parts = []

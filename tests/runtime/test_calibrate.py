@@ -10,6 +10,7 @@ import pytest
 
 from inferflow.errors import CheckpointError
 from inferflow.kernels import reference as ref
+from inferflow.runtime import calibrate
 from inferflow.runtime.batch import Span, StepBatch
 from inferflow.runtime.calibrate import Calibrator, attend_all, moments
 from inferflow.runtime.executor import ReferenceExecutor
@@ -139,6 +140,27 @@ def test_calibrated_products_are_nearer(make: Any, tmp_path: Path) -> None:
     assert len(better) >= 5
     assert max(better) < 0.9
     assert np.mean(better) < 0.6
+
+
+def test_drift_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last matrix is reached, what it sees is nearer to what the original model has."""
+    loaded = model(tmp_path, "q3,token_embd=keep")
+    windows = np.random.default_rng(6).integers(0, 256, (16, 32)).astype(np.int32)
+
+    def drift(share: float) -> float:
+        monkeypatch.setattr(calibrate, "SHARE", np.float32(share))
+        calibrator, last = Calibrator(loaded, windows, 64), {}
+        plain = calibrator.calibrated
+
+        def spy(key: str, format_: str, seen: Any, ids: Any) -> Any:
+            last["error"] = np.square(seen.original - seen.x).mean() / np.square(seen.original).mean()
+            return plain(key, format_, seen, ids)
+
+        calibrator.calibrated = spy  # type: ignore[method-assign]
+        list(calibrator.matrices(list(loaded.weights.formats)))
+        return float(last["error"])
+
+    assert drift(0.5) < 0.95 * drift(0)
 
 
 def test_a_tied_matrix_is_made_once_at_the_end(tmp_path: Path) -> None:
