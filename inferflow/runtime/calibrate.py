@@ -210,10 +210,16 @@ class Calibrator(ReferenceExecutor):
         stream = self.values.get(self.added.get(self.graph.nodes[self.at].outputs[0], -1))
         if stream is not None and stream.shape[:-1] == (2 * len(drift),):
             drift += (stream[self.tokens :] - stream[: self.tokens])[:, first : first + len(w)]
-        rotation, cols = inputs.layout[1], w.shape[1]
-        moments = hadamard(hadamard(hessian, rotation).T, rotation)[:cols, :cols].copy()
-        moments[np.diag_indices(cols)] += RIDGE * moments.diagonal().mean()
-        return np.linalg.solve(moments, SHARE / np.float32(len(x)) * (x.T @ drift)).T
+        drift *= SHARE
+        count, cols = x.shape
+        if count < cols:  # the same by way of a smaller matrix: Xᵀ(XXᵀ + r)⁻¹ = (XᵀX + r)⁻¹Xᵀ
+            gram = x @ x.T
+            gram[np.diag_indices(count)] += RIDGE * gram.trace() / np.float32(cols)
+            return (x.T @ np.linalg.solve(gram, drift)).T
+        rotation = inputs.layout[1]
+        gram = hadamard(hadamard(hessian, rotation).T, rotation)[:cols, :cols] * np.float32(count)
+        gram[np.diag_indices(cols)] += RIDGE * gram.trace() / np.float32(cols)
+        return np.linalg.solve(gram, x.T @ drift).T
 
     def calibrated_experts(self, key: str, format_: str, inputs: _Inputs, ids: Array) -> Stored:
         rotation, x, ids = inputs.layout[1], inputs.x, ids[: self.tokens]
