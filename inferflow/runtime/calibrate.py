@@ -50,7 +50,7 @@ class Calibrator(ReferenceExecutor):
         super().__init__(model.graph, model.weights)
         count, self.length = windows.shape
         self.rotation = rotation
-        spans = tuple(Span(n * self.length, self.length, 0, (n,), self.length) for n in range(count))
+        spans = tuple(Span(n * self.length, self.length, 0, (n,), self.length, n) for n in range(count))
         tokens = windows.reshape(-1).astype(np.int64)
         self.batch = StepBatch(tokens, np.tile(np.arange(self.length), count), spans, np.arange(len(tokens)))
         self.ops = {**self.ops, "sdpa": self.whole_windows}
