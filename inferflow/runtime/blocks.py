@@ -49,7 +49,7 @@ class BlockPool:
         taken = [self.free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             self.references[block] = 1
-            self.known.pop(self.digests.pop(block, b""), None)
+            self.forget(block)
         return taken
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -74,6 +74,10 @@ class BlockPool:
         if digest not in self.known:
             self.known[digest] = block
             self.digests[block] = digest
+
+    def forget(self, block: int) -> None:
+        """`block` is going to hold something else."""
+        self.known.pop(self.digests.pop(block, b""), None)
 
     def find(self, digests: Sequence[bytes]) -> list[int]:
         """The blocks of the longest known prefix of a chain. They may be free: `share` them before the next `take`."""

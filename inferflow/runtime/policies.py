@@ -73,7 +73,9 @@ class MultiLevelFeedbackQueue(Policy):
 
     Level n has a quantum of ``quantum · 2ⁿ``, in the cost of a token that decodes; a token of a prompt costs `prompt_cost`. A
     sequence joins the first level whose quantum pays for its prompt, and sinks by one when its quantum is used. One that no
-    step has run for `patience` steps goes to level 0, where the oldest are first.
+    step has run for `patience` steps goes to level 0, where the oldest are first. A prompt that was begun is finished, as an
+    iteration is in the paper: else two sequences that have no room beside each other might throw out one another for ever,
+    each before it has come to a new token.
     """
 
     quantum: float = 16.0
@@ -83,7 +85,7 @@ class MultiLevelFeedbackQueue(Policy):
     proactive = True
 
     def key(self, sequence: Sequence) -> tuple[int, ...]:
-        return sequence.level, sequence.arrival
+        return -1 if sequence.begun else sequence.level, sequence.arrival
 
     def arrive(self, sequence: Sequence) -> None:
         cost = self.cost(sequence.todo)

@@ -148,6 +148,7 @@ class Scheduler:
                 self.totals.prefilled += count
             sequence.past += count
             sequence.last = self.totals.steps
+            sequence.begun = sequence.begun and sequence.todo > 0
             self.policy.ran(sequence, count)
             self._remember(sequence)
 
@@ -212,7 +213,7 @@ class Scheduler:
             self.totals.asked += sequence.prompt
             self.totals.cached += past
         sequence.remembered = past // self.block_size
-        sequence.parent = None
+        sequence.begun, sequence.parent = True, None
         return True
 
     def _shared(self, sequence: Sequence) -> tuple[list[int], int]:
@@ -243,6 +244,9 @@ class Scheduler:
         """A block of its own where its next token goes: a new one at the end, or a copy of one that it shares."""
         at = sequence.past // self.block_size
         if at < len(sequence.blocks) and self.pool.references[sequence.blocks[at]] == 1:
+            self.pool.forget(
+                sequence.blocks[at]
+            )  # a fork's, if the other made way for it: it was known for the other's
             return True
         if not self._room(sequence, 1):
             return False
@@ -276,7 +280,7 @@ class Scheduler:
         sequence.blocks = []
         if sequence.slot is not None:
             self.slots.append(sequence.slot)
-        sequence.slot = None
+        sequence.slot, sequence.begun = None, False
         sequence.remembered = 0
         self.running.remove(sequence)
 

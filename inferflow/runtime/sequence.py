@@ -36,6 +36,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # of full blocks, as far as they were needed
     remembered: int = 0  # blocks that the pool knows
+    begun: bool = False  # resident, and no token came yet of what it took to start
     saved: Saved | None = None
     cached: int = 0  # tokens of the prompt that were in the cache when it first started
     finish: str | None = None

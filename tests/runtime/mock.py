@@ -75,7 +75,9 @@ class MockExecutor:
         raise AssertionError("nobody asks for it")
 
 
-def mock_engine(blocks: int, *, max_len: int = 32, sequences: int = 64, recurrent: bool = False, **options: Any) -> Engine:
+def mock_engine(
+    blocks: int, *, max_len: int = 32, sequences: int = 64, recurrent: bool = False, **options: Any
+) -> Engine:
     graph: Any = SimpleNamespace(vocab=VOCAB, nodes=())
     clock = options.pop("clock", lambda: 0.0)
     executor = MockExecutor(sequences, recurrent)

@@ -104,8 +104,8 @@ class History:
         check(self.engine)
 
     def finish(self) -> None:
-        """Every token of every sequence may have to be computed again each time that a better one comes, and no more come."""
-        bound = self.steps + 50 + sum(len(e.want) for e in self.live) * (len(self.live) + 1) * 4
+        """A sequence that starts comes to a new token, whatever it costs to compute the others again: at most 32 steps."""
+        bound = self.steps + 50 + sum(len(e.want) - len(e.sequence.ids) + 1 for e in self.live) * 34
         while self.live:
             self.step()
             assert self.steps <= bound, "a sequence starves"
@@ -114,14 +114,19 @@ class History:
         assert len(self.engine.pool.free) == self.engine.pool.blocks
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=2000, deadline=None)
 @given(setups(), st.data())
 def test_random_histories(setup: dict[str, Any], data: st.DataObject) -> None:
     history = History(setup)
     number = st.integers(0, 50)
     actions = st.one_of(
         st.tuples(
-            st.just("add"), TOKENS, st.integers(1, 12), st.integers(0, 2), st.none() | st.integers(0, 20), st.integers(0, 1)
+            st.just("add"),
+            TOKENS,
+            st.integers(1, 12),
+            st.integers(0, 2),
+            st.none() | st.integers(0, 20),
+            st.integers(0, 1),
         ),
         st.tuples(st.just("step")),
         st.tuples(st.just("step")),
