@@ -179,7 +179,7 @@ class Scheduler:
         return -(-tokens // self.block_size)
 
     def _active(self) -> list[Sequence]:
-        """The best of all, by rank, but for those whose parent is still computing what they will share."""
+        """The best of all, by rank, but for those whose parent has still to compute what they will share."""
         waiting = self.waiting if self.policy.admits(len(self.running)) else []
         startable = (s for s in waiting if not self._expects(s))
         return list(islice(heapq.merge(sorted(self.running, key=self.key), startable, key=self.key), self.width))
@@ -208,7 +208,7 @@ class Scheduler:
             sequence.saved = None
         else:
             sequence.past = past
-        if len(sequence.ids) == sequence.prompt:
+        if sequence.cached is None:
             sequence.cached = past
             self.totals.asked += sequence.prompt
             self.totals.cached += past
@@ -230,15 +230,9 @@ class Scheduler:
         return known, len(known) * self.block_size
 
     def _expects(self, sequence: Sequence) -> bool:
-        """Whether its parent is still computing what it will share."""
+        """Whether its parent has still to compute what it will share."""
         parent = sequence.parent
-        return (
-            self.shares
-            and parent is not None
-            and parent.slot is not None
-            and not sequence.saved
-            and parent.past < sequence.common
-        )
+        return self.shares and parent is not None and parent.finish is None and parent.past < sequence.common
 
     def _grow(self, sequence: Sequence) -> bool:
         """A block of its own where its next token goes: a new one at the end, or a copy of one that it shares."""

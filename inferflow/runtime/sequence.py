@@ -38,7 +38,7 @@ class Sequence:
     remembered: int = 0  # blocks that the pool knows
     begun: bool = False  # resident, and no token came yet of what it took to start
     saved: Saved | None = None
-    cached: int = 0  # tokens of the prompt that were in the cache when it first started
+    cached: int | None = None  # tokens that were in the cache when it first started
     finish: str | None = None
     inbox: deque[Event] = field(default_factory=deque)  # for its owner: who steps the engine may be somebody else
 
