@@ -20,20 +20,17 @@ from tests.parity.oracle import oracle
 from tests.parity.table import ROWS
 
 CONFIG = {**tiny.CONFIG, "vocab_size": 101, "max_position_embeddings": 512}
-NEW = 24
-rng = np.random.default_rng(3)
-STEM = [int(i) for i in rng.integers(3, 99, 150)]
-# Two with a stem in common, one of whole blocks of either engine, one token, others of any length.
-PROMPTS = [
-    STEM,
-    [*STEM[:135], 7, 8, 9],
-    STEM[20:84],
-    [5],
-    *([int(i) for i in rng.integers(3, 99, n)] for n in (33, 71, 90)),
-]
+NEW = 20
 GREEDY = SamplingParams(max_tokens=NEW, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=NEW, ignore_eos=True, temperature=1.2, top_p=0.95, seed=17)
 Add = Callable[[int], Sequence]
+
+
+def make_prompts(unit: int) -> list[list[int]]:
+    """In quarters of a block: two with a stem in common, one of whole blocks, one of a token, others of any length."""
+    rng = np.random.default_rng(3)
+    stem, *others = ([int(i) for i in rng.integers(3, 99, n * unit + 1)] for n in (9, 2, 4, 5))
+    return [stem, [*stem[: 8 * unit + 1], 7, 8, 9], stem[unit : 5 * unit], [5], *others]
 
 
 @dataclass
@@ -42,6 +39,7 @@ class Subject:
 
     llm: LLM
     options: dict[str, Any]
+    prompts: list[list[int]]
     logits: dict[tuple[int, ...], bytes] = field(default_factory=dict)
     alone: list[list[int]] = field(default_factory=list)
 
@@ -69,7 +67,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     name = words[1] if words[0] == "states" else words[0]
     options = {"threads": 1, **({"kv": words[1]} if words[0] == "native" else {})}
     with LLM(folder, engine=name, max_model_len=256) as llm:
-        yield Subject(llm, options)
+        yield Subject(llm, options, make_prompts(llm.engine.block_size // 4))
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +83,7 @@ def _logits(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine_module, "choose", checked)
     if not subject.alone:
-        for n, prompt in enumerate(PROMPTS):
+        for n, prompt in enumerate(subject.prompts):
             engine = subject.engine(prefix_cache=False)
             sequence = engine.add(prompt, subject.params(n))
             list(engine.run())
@@ -94,13 +92,13 @@ def _logits(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def check(subject: Subject, engine: Engine, disturb: Callable[[int], None] = lambda step: None) -> None:
     """All prompts, which arrive while others run; each has its answer, and everything is free afterwards."""
-    arriving = list(enumerate(PROMPTS))
+    arriving = list(enumerate(subject.prompts))
     sequences: list[Sequence] = []
     step = 0
     while arriving or engine.running or engine.waiting:
         if step % 2 == 0 and arriving:
             n, prompt = arriving.pop(0)
-            sequences.append(engine.add(prompt, subject.params(n), priority=n % 3))
+            sequences.append(engine.add(prompt, subject.params(n), priority=-n))
         disturb(step)
         engine.step()
         step += 1
@@ -123,7 +121,7 @@ def test_policies(subject: Subject, policy: str, prefill_first: bool) -> None:
 @pytest.mark.parametrize("policy", ["priority", MultiLevelFeedbackQueue(quantum=4.0, patience=30)])
 def test_preempted(subject: Subject, swap: int, policy: Any) -> None:
     """There is room for the longest sequence and little more."""
-    engine = subject.engine(subject.size(len(STEM) + NEW) + 2, swap_bytes=swap, policy=policy, budget=48)
+    engine = subject.engine(subject.size(len(subject.prompts[0]) + NEW) + 2, swap_bytes=swap, policy=policy, budget=48)
     check(subject, engine)
     assert engine.scheduler.totals.preempted
     assert bool(engine.scheduler.totals.swapped) == bool(swap)
@@ -131,15 +129,15 @@ def test_preempted(subject: Subject, swap: int, policy: Any) -> None:
 
 @pytest.mark.parametrize("swap", [0, 1 << 20])
 def test_preempted_at_every_point(subject: Subject, swap: int) -> None:
-    """Whoever runs, and however far it is, it is put aside every third step."""
+    """Whoever runs, and however far it is, it is put aside every third step, for a while."""
     engine = subject.engine(swap_bytes=swap, budget=16)
 
     def disturb(step: int) -> None:
-        if engine.running and step % 3 == 0:
+        if engine.running and step % 3 == 0 and step < 60:
             engine.scheduler.preempt(engine.running[step % len(engine.running)])
 
     check(subject, engine, disturb)
-    assert engine.scheduler.totals.preempted > 12
+    assert engine.scheduler.totals.preempted > 8
 
 
 def test_known_prefixes(subject: Subject) -> None:
@@ -148,12 +146,12 @@ def test_known_prefixes(subject: Subject) -> None:
         check(subject, engine)
     states = bool(engine.cache.states)
     assert bool(engine.scheduler.totals.cached) == (not states)
-    warm = engine.add(STEM, GREEDY)
+    warm = engine.add(subject.prompts[0], GREEDY)
     engine.step()
-    whole = (len(STEM) - 1) // engine.block_size * engine.block_size
+    whole = (len(subject.prompts[0]) - 1) // engine.block_size * engine.block_size
     assert warm.cached == (0 if states else whole)
     engine.abort(warm)
-    salted = engine.add(STEM, GREEDY, extras={"cache_salt": "mine"})
+    salted = engine.add(subject.prompts[0], GREEDY, extras={"cache_salt": "mine"})
     list(engine.run())
     assert (salted.cached, salted.ids) == (0, subject.alone[0])
 
@@ -162,7 +160,7 @@ def test_known_prefixes(subject: Subject) -> None:
 @pytest.mark.parametrize("room", [2, 100])
 def test_several_answers_to_one_prompt(subject: Subject, prompt: int, room: int) -> None:
     """Forks have the answers that separate requests have, with little room or much."""
-    ids = PROMPTS[prompt]
+    ids = subject.prompts[prompt]
     want = []
     for index in range(4):
         engine = subject.engine(prefix_cache=False)
@@ -180,12 +178,12 @@ def test_several_answers_to_one_prompt(subject: Subject, prompt: int, room: int)
 def test_forks_share_their_prompt(subject: Subject) -> None:
     """Four answers take the blocks of one prompt, and at most two of their own each."""
     engine = subject.engine(64)
-    first = engine.add(STEM, SAMPLED)
+    first = engine.add(subject.prompts[0], SAMPLED)
     for index in range(1, 4):
         engine.fork(first, index)
     while len(engine.running) < 4:
         engine.step()
-    prompt = subject.size(len(STEM))
+    prompt = subject.size(len(subject.prompts[0]))
     used = engine.pool.blocks - len(engine.pool.free)
     assert used >= 4 * prompt if engine.cache.states else used <= prompt + 8
 
@@ -193,16 +191,16 @@ def test_forks_share_their_prompt(subject: Subject) -> None:
 def test_a_beam_goes_on_elsewhere(subject: Subject) -> None:
     """A fork in the midst of an answer, with another last token."""
     engine = subject.engine(budget=64)
-    trunk = engine.add(PROMPTS[4], GREEDY)
-    while len(trunk.ids) < len(PROMPTS[4]) + 9:
+    trunk = engine.add(subject.prompts[4], GREEDY)
+    while len(trunk.ids) < len(subject.prompts[4]) + 9:
         engine.step()
     branch = engine.fork(trunk, 1, [*trunk.ids[:-1], 3])
     list(engine.run())
     other = subject.engine(prefix_cache=False)
-    want = other.add([*PROMPTS[4], *trunk.ids[len(PROMPTS[4]) :][:8], 3], GREEDY)
+    want = other.add([*subject.prompts[4], *trunk.ids[len(subject.prompts[4]) :][:8], 3], GREEDY)
     list(other.run())
     shared = len(branch.ids)
-    assert shared == len(PROMPTS[4]) + NEW
+    assert shared == len(subject.prompts[4]) + NEW
     assert branch.ids == want.ids[:shared]
     assert trunk.ids == subject.alone[4]
 
@@ -214,7 +212,7 @@ def test_others_are_aborted(subject: Subject) -> None:
 
     def disturb(step: int) -> None:
         if step % 2 == 0 and step < 60:
-            others.append(engine.add(PROMPTS[step % len(PROMPTS)][: 10 + step], SAMPLED))
+            others.append(engine.add(subject.prompts[step % len(subject.prompts)][: 5 + step], SAMPLED))
         if step % 3 == 0 and others:
             engine.abort(others.pop(step % len(others)))
 
@@ -223,11 +221,11 @@ def test_others_are_aborted(subject: Subject) -> None:
 
 def test_a_run_beside_the_loop(subject: Subject) -> None:
     """`forward` takes the blocks of others when there are too few, and their answers stay the same."""
-    engine = subject.engine(subject.size(len(STEM) + NEW) + 2)
-    want = engine.forward(STEM)["logits"]
+    engine = subject.engine(subject.size(len(subject.prompts[0]) + NEW) + 2)
+    want = engine.forward(subject.prompts[0])["logits"]
 
     def disturb(step: int) -> None:
         if step % 7 == 5:
-            np.testing.assert_array_equal(engine.forward(STEM, chunk=50)["logits"], want)
+            np.testing.assert_array_equal(engine.forward(subject.prompts[0], chunk=50)["logits"], want)
 
     check(subject, engine, disturb)
