@@ -259,6 +259,7 @@ class LLM:
         )
         for sequence in (*engine.waiting, *engine.running):
             sequence.inbox.append(Event(sequence, None, "error", error))
+            sequence.finish = "error"
         engine.waiting.clear()
         engine.running.clear()
 

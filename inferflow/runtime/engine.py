@@ -175,9 +175,9 @@ class Engine:
         self.end(sequence, "abort")
 
     def end(self, sequence: Sequence, finish: str) -> None:
-        self.scheduler.remove(sequence)
-        sequence.finish = sequence.finish or finish
-        sequence.parent = None
+        if sequence.finish is None:
+            self.scheduler.remove(sequence)
+            sequence.finish, sequence.parent = finish, None
 
     # ------------------------------------------------------------------ after a step
 
