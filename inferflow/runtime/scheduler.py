@@ -238,9 +238,8 @@ class Scheduler:
         """A block of its own where its next token goes: a new one at the end, or a copy of one that it shares."""
         at = sequence.past // self.block_size
         if at < len(sequence.blocks) and self.pool.references[sequence.blocks[at]] == 1:
-            self.pool.forget(
-                sequence.blocks[at]
-            )  # a fork's, if the other made way for it: it was known for the other's
+            # A fork's, if the other made way for it: it is known for what the other had written.
+            self.pool.forget(sequence.blocks[at])
             return True
         if not self._room(sequence, 1):
             return False

@@ -140,6 +140,44 @@ def test_random_histories(setup: dict[str, Any], data: st.DataObject) -> None:
     history.finish()
 
 
+def test_what_was_begun_comes_to_a_token() -> None:
+    """Found by the above: sequences threw out one another for ever, each before it had computed again what it lost."""
+    queues = MultiLevelFeedbackQueue(quantum=2.0, prompt_cost=0.5, levels=3, patience=PATIENCE)
+    history = History({"blocks": 8, "sequences": 2, "budget": 1, "policy": queues, "prefix_cache": False})
+    for prompt, new in ((6, 9), (12, 12), (2, 11), (5, 4)):
+        history.add([0] * prompt, new, 0, None, 0)
+    history.finish()
+
+
+def test_a_fork_writes_where_its_parent_made_way() -> None:
+    """Found by the above: a full block was still known for what the parent had in it."""
+    engine = mock_engine(3, policy=MultiLevelFeedbackQueue(quantum=1.0, levels=3))
+    parent = engine.add([0] * 7, SamplingParams(max_tokens=5, ignore_eos=True))
+    while parent.past < 9:
+        engine.step()
+    child = engine.fork(parent, 1, [*parent.ids[:6], 9])
+    engine.step()
+    assert (parent.slot, child.slot is None) == (None, False)
+    check(engine)
+    list(engine.run())
+    assert (parent.ids, child.ids) == (alone([0] * 7, 5), alone([0] * 6 + [9], 5))
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_what_was_swapped_leaves_its_rows(recurrent: bool) -> None:
+    history = History({"blocks": 24, "sequences": 4, "swap_bytes": 32 * 8, "recurrent": recurrent})
+    for _ in range(3):
+        history.add([1] * 9, 5, 0, None, 0)
+    history.step()
+    for entry in history.live:
+        history.engine.scheduler.preempt(entry.sequence)
+    saved = [entry.sequence.saved is not None for entry in history.live]
+    assert saved == [True, True, False]  # the file is full
+    check(history.engine)
+    history.abort(0)
+    history.finish()
+
+
 @pytest.mark.parametrize("policy", ["fcfs", MultiLevelFeedbackQueue(quantum=2.0, levels=3, patience=PATIENCE)])
 def test_a_stream_of_newcomers_starves_nobody(policy: Any) -> None:
     """Short requests arrive for ever, two a step, of which the width takes one: a long one ends all the same."""
