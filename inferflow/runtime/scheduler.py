@@ -118,21 +118,22 @@ class Scheduler:
         decodes: Work = []
         prompts: Work = []
         preempted, opens = self.totals.preempted, True
-        for sequence in active:
-            decoding = sequence.todo == 1
-            if not decoding and not left:
+        here = {id(sequence) for sequence in active}
+        paused = [s for s in sorted(self.running, key=self.key) if id(s) not in here]
+        for sequence in [*active, *paused]:  # those that pause take the place of some that cannot start
+            if len(decodes) + len(prompts) == self.width:
+                break
+            counted = sequence.todo == 1 and id(sequence) in here
+            if not counted and not left:
                 continue
-            if sequence.slot is None:
+            if sequence.slot is None and id(sequence) in here:
                 # Whoever lost its blocks in this step must not take them back in it; and nobody overtakes in a queue.
                 opens = opens and self.totals.preempted == preempted and self._start(sequence)
             if sequence.slot is None or not self._grow(sequence):
                 continue
-            if decoding:
-                decodes.append((sequence, 1))
-            else:
-                count = min(sequence.todo, left)
-                left -= count
-                prompts.append((sequence, count))
+            count = 1 if counted else min(sequence.todo, left)
+            left -= 0 if counted else count
+            (decodes if counted or sequence.todo == 1 else prompts).append((sequence, count))
         work = prompts or decodes if self.prefill_first else decodes + prompts
         if self.policy.proactive and self.swap:
             self._make_way(work)
