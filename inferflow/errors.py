@@ -13,9 +13,11 @@ from collections.abc import Iterable
 __all__ = [
     "ArgumentError",
     "CheckpointError",
+    "DeadlineError",
     "FetchError",
     "GraphError",
     "InferflowError",
+    "QueueFullError",
     "SpecError",
     "TextError",
     "UnsupportedError",
@@ -94,6 +96,14 @@ class TextError(InferflowError):
 
 class UnsupportedError(InferflowError):
     """A valid input that this engine does not serve (yet)."""
+
+
+class QueueFullError(InferflowError):
+    """There are too many requests waiting already: ask again later."""
+
+
+class DeadlineError(InferflowError):
+    """A request's time was up before its answer was complete."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

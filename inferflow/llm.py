@@ -22,7 +22,7 @@ import numpy as np
 
 from .errors import ArgumentError, InferflowError, TextError, did_you_mean
 from .kernels import native
-from .runtime.engine import Engine, Event
+from .runtime.engine import Engine, Event, Options
 from .runtime.engine import Sequence as Running
 from .runtime.executor import Executor, ReferenceExecutor
 from .runtime.model import Model, context_length, load_model
@@ -121,7 +121,7 @@ class LLM:
             self.executor(threads, kv, isa),
             max_len=self.max_model_len,
             eos=self.eos_ids,
-            budget=token_budget,
+            options=Options(budget=token_budget),
         )
         _LIVING.add(self)
 
@@ -241,8 +241,7 @@ class LLM:
         if self._closed:
             raise ArgumentError("the model is closed", where=str(self.path), fix="use it inside its 'with' block")
         if self._interrupted:
-            old = self._engine
-            self._engine = Engine(old.graph, old.executor, max_len=old.max_len, eos=old.eos, budget=old.budget)
+            self._engine = self._engine.again()
             self._interrupted = False
         return self._engine
 
@@ -260,6 +259,7 @@ class LLM:
         )
         for sequence in (*engine.waiting, *engine.running):
             sequence.inbox.append(Event(sequence, None, "error", error))
+            sequence.finish = "error"
         engine.waiting.clear()
         engine.running.clear()
 

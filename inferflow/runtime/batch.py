@@ -16,13 +16,15 @@ __all__ = ["Span", "StepBatch"]
 @dataclass(frozen=True)
 class Span:
     """One sequence's share of a step: tokens ``[start, start + count)`` of the flat batch, at positions
-    ``past .. past + count - 1``. `blocks` is its block table; `length` the number of tokens it may come to have."""
+    ``past .. past + count - 1``. `blocks` is its block table; `length` the number of tokens it may come to have; `slot` its
+    row in the states, which no other sequence of the cache has."""
 
     start: int
     count: int
     past: int
     blocks: tuple[int, ...]
     length: int
+    slot: int = 0
 
 
 @dataclass(frozen=True)

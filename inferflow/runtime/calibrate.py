@@ -59,12 +59,10 @@ class Calibrator(ReferenceExecutor):
 
     def __init__(self, model: Model, windows: Array, rotation: int) -> None:
         super().__init__(model.graph, model.weights)
-        self.rotation, self.tokens = (
-            rotation,
-            windows.size,
-        )  # the first half sees quantised matrices, the other half the originals
+        self.rotation = rotation
+        self.tokens = windows.size  # which see quantised matrices; as many after them see the originals
         count, length = 2 * len(windows), windows.shape[1]
-        spans = tuple(Span(n * length, length, 0, (n,), length) for n in range(count))
+        spans = tuple(Span(n * length, length, 0, (n,), length, n) for n in range(count))
         tokens = np.tile(windows.reshape(-1), 2).astype(np.int64)
         self.batch = StepBatch(tokens, np.tile(np.arange(length), count), spans, np.arange(len(tokens)))
         self.ops = {**self.ops, "sdpa": self.whole_windows}

@@ -1,74 +1,91 @@
-"""The step loop: schedule → run → sample → postprocess, over the sequences that are running.
+"""The step loop: schedule → run → sample → postprocess, over all sequences at once, token by token.
 
-Every running sequence gives one token a step, and what is left of the token budget is filled with chunks of prompts. A
-sequence takes all the blocks it may ever need when it starts, so it can always finish.
+A sequence joins at the step after it was added, wherever the others are, and leaves as soon as it ends.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import secrets
-from collections import deque
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Sequence as Many
 
 import numpy as np
 
-from ..errors import ArgumentError, InferflowError
+from ..errors import ArgumentError, DeadlineError, InferflowError, QueueFullError
 from ..graph.graph import Graph
+from ..kernels.rope import rope_length
 from .batch import Span, StepBatch
+from .blocks import BlockPool, root
 from .executor import Cache, Executor
-from .kv_cache import BlockPool
+from .memory import free_memory, plan_memory
 from .sampler import SamplingParams, sample
+from .scheduler import Options, Scheduler
+from .sequence import Event, Sequence
 
-__all__ = ["Engine", "Event", "Sequence"]
-
-
-@dataclass(eq=False)
-class Sequence:
-    """One request. `ids` is the prompt and what came after it; `past` how many of them are in the cache."""
-
-    ids: list[int]
-    params: SamplingParams
-    limit: int  # tokens it may have in all
-    seed: int
-    prompt: int
-    past: int = 0
-    blocks: list[int] = field(default_factory=list)
-    finish: str | None = None
-    inbox: deque[Event] = field(default_factory=deque)  # for its owner: who steps the engine may be somebody else
-
-
-@dataclass(frozen=True)
-class Event:
-    """One new token of `sequence`, or its end (`token` None). `finish` is ``stop``, ``length``, or ``error`` (with `error`)
-    on the last one."""
-
-    sequence: Sequence
-    token: int | None
-    finish: str | None
-    error: InferflowError | None = None
+__all__ = ["Engine", "Event", "Options", "Sequence"]
 
 
 class Engine:
-    """Sequences in, tokens out. Not thread-safe."""
+    """Sequences in, tokens out. Not thread-safe.
+
+    `max_len`: tokens of the longest sequence. The cache has `blocks` blocks; None: for `slots` sequences of that length, as
+    far as memory is free. `plan` says which, in a sentence. `clock` gives the seconds that deadlines are of.
+    """
 
     def __init__(
-        self, graph: Graph, executor: Executor, *, max_len: int, eos: Collection[int] = (), slots: int = 8, budget: int = 512,
-    ) -> None:  # fmt: skip
+        self,
+        graph: Graph,
+        executor: Executor,
+        *,
+        max_len: int,
+        eos: Collection[int] = (),
+        slots: int = 8,
+        blocks: int | None = None,
+        options: Options | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.graph = graph
         self.executor = executor
         self.max_len = max_len
         self.eos = frozenset(eos)
-        self.budget = budget
+        self.options = options or Options()
+        self.clock = clock
         self.block_size = executor.block_size
-        blocks = -(-max_len // self.block_size) * slots
-        self.pool = BlockPool(blocks)
-        self.cache: Cache = executor.cache(blocks)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.plan = plan_memory(executor.block_bytes, self.block_size, max_len, slots, blocks, free_memory())
+        self.pool = BlockPool(self.plan.blocks)
+        self.cache: Cache = executor.cache(self.plan.blocks)
+        self.scheduler = Scheduler(self.pool, self.cache, self.block_size, self.options)
+        self.waiting, self.running = self.scheduler.waiting, self.scheduler.running
+        self.arrivals = itertools.count()
+        self.deadlines: list[tuple[float, int, Sequence]] = []
+        self.ropes = [node.params for node in graph.nodes if node.op == "rope"]
 
-    def add(self, ids: list[int], params: SamplingParams, index: int = 0) -> Sequence:
-        """Queue a prompt. Raises ArgumentError for an empty one, an id out of the vocabulary, or one that cannot fit."""
+    def again(self) -> Engine:
+        """Another, empty one in its place."""
+        return Engine(
+            self.graph, self.executor, max_len=self.max_len, eos=self.eos, blocks=self.plan.blocks,
+            options=self.options, clock=self.clock,
+        )  # fmt: skip
+
+    def add(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        index: int = 0,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        extras: Mapping[str, object] | None = None,
+    ) -> Sequence:
+        """Queue a prompt; `index` is the answer's number among those with the same seed. The smallest `priority` goes first,
+        where the policy looks at it. After `deadline`, of the engine's clock, the sequence ends with DeadlineError. Prompts
+        with other `extras`, such as ``{"cache_salt": …}``, share no prefix.
+
+        Raises ArgumentError for an empty prompt, an id out of the vocabulary, or one that can never fit; QueueFullError.
+        """
         self.check(ids)
         room = self.max_len - len(ids)
         wanted = params.max_tokens
@@ -76,9 +93,36 @@ class Engine:
             more = f" and {wanted} new ones" if wanted else ""
             reason = f"{len(ids)} tokens{more} do not fit in {self.max_len}"
             raise ArgumentError(reason, where="prompt", fix="shorten it, lower max_tokens, or raise max_model_len")
+        limit = len(ids) + (wanted or min(128, room))
+        need = self.scheduler.blocks_for(limit)
+        if need > self.pool.blocks:
+            reason = f"{limit} tokens need {need} blocks of {self.block_size}, and the cache has {self.pool.blocks}"
+            raise ArgumentError(
+                reason, where="prompt", fix="shorten it, lower max_tokens, or give the cache more blocks"
+            )
+        self._check_queue(len(ids))
         seed = secrets.randbits(63) if params.seed is None else params.seed + (index << 64)
-        sequence = Sequence(list(ids), params, len(ids) + (wanted or min(128, room)), seed, len(ids))
-        self.waiting.append(sequence)
+        sequence = Sequence(list(ids), params, limit, seed, len(ids), next(self.arrivals), priority, deadline)
+        # Keys that were rotated for a shorter sequence are not those of a longer one, where the scaling looks at the length.
+        lengths = [rope_length(rope, limit) for rope in self.ropes]
+        sequence.root = root({"extras": dict(extras or {}), "rope_lengths": lengths})
+        self._enter(sequence)
+        return sequence
+
+    def fork(self, parent: Sequence, index: int, ids: list[int] | None = None) -> Sequence:
+        """Another answer to the prompt of `parent`; or one that goes on from `ids`, as a beam does. Blocks of what both have in
+        common are shared, once they are computed, and copied when one of the two writes. Raises QueueFullError."""
+        own = list(parent.ids[: parent.prompt] if ids is None else ids)
+        self.check(own)
+        self._check_queue(len(own))
+        seed = parent.seed + (index << 64)
+        sequence = Sequence(
+            own, parent.params, parent.limit, seed, parent.prompt, next(self.arrivals), parent.priority, parent.deadline
+        )
+        sequence.root = parent.root
+        differ = (n for n, (a, b) in enumerate(zip(own, parent.ids, strict=False)) if a != b)
+        sequence.parent, sequence.common = parent, min(next(differ, len(own)), len(parent.ids), len(own) - 1)
+        self._enter(sequence)
         return sequence
 
     def check(self, ids: list[int]) -> None:
@@ -90,16 +134,33 @@ class Engine:
                 f"token id {bad[0]} is not in the vocabulary", where="prompt", fix=f"ids go to {self.graph.vocab - 1}"
             )
 
+    def _check_queue(self, tokens: int) -> None:
+        waiting, most = len(self.waiting), self.options.max_waiting
+        if most is not None and waiting >= most:
+            raise QueueFullError(f"{waiting} requests are waiting, of {most} that may", fix="ask again later")
+        queued, most = self.scheduler.waiting_tokens, self.options.max_waiting_tokens
+        if most is not None and waiting and queued + tokens > most:
+            reason = f"{queued} tokens are waiting, of {most} that may, and {tokens} more would come"
+            raise QueueFullError(reason, fix="ask again later")
+
+    def _enter(self, sequence: Sequence) -> None:
+        self.scheduler.add(sequence)
+        if len(self.deadlines) > 64 + 2 * (len(self.waiting) + len(self.running)):  # most have ended
+            self.deadlines = [entry for entry in self.deadlines if entry[2].finish is None]
+            heapq.heapify(self.deadlines)
+        if sequence.deadline is not None:
+            heapq.heappush(self.deadlines, (sequence.deadline, sequence.arrival, sequence))
+
     def step(self) -> list[Event]:
-        """One step for all running sequences; what it produced. A step that raises has changed nothing."""
-        work = self.schedule()
+        """One step for all running sequences; what it produced. After one that raises, the next does the same work."""
+        work = self.scheduler.schedule()
         if not work:
-            return []
-        batch, ready = self.batch(work)
+            return self.expire()
+        batch, ready = step_batch(work)
         logits = self.executor.run(batch, self.cache)
-        for sequence, count in work:
-            sequence.past += count
-        return [self.advance(sequence, row) for sequence, row in zip(ready, logits, strict=True)]
+        self.scheduler.ran(work)
+        tokens = choose(logits, ready)
+        return [self.advance(sequence, token) for sequence, token in zip(ready, tokens, strict=True)] + self.expire()
 
     def run(self) -> Iterator[Event]:
         """Steps until nothing is left. Raises the error of a sequence that fails."""
@@ -110,76 +171,43 @@ class Engine:
                 yield event
 
     def abort(self, sequence: Sequence) -> None:
-        """Drop a sequence, wherever it is. Idempotent."""
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
-        if sequence in self.running:
-            self.running.remove(sequence)
-            self.pool.give(sequence.blocks)
-            self.cache.release(sequence.blocks)
+        """Drop a sequence, wherever it is. Idempotent. Its full blocks are still known to who comes with the same prefix."""
+        self.end(sequence, "abort")
 
-    # ------------------------------------------------------------------ the four parts of a step
+    def end(self, sequence: Sequence, finish: str) -> None:
+        if sequence.finish is None:
+            self.scheduler.remove(sequence)
+            sequence.finish, sequence.parent = finish, None
 
-    def schedule(self) -> list[tuple[Sequence, int]]:
-        """(sequence, tokens it gives): one for each that decodes, then chunks of prompts within the budget."""
-        while self.waiting and self.fits(self.waiting[0]):
-            sequence = self.waiting.popleft()
-            sequence.blocks = self.pool.take(self.blocks_for(sequence))
-            self.running.append(sequence)
-        decoding = [s for s in self.running if len(s.ids) - s.past == 1]
-        work = [(s, 1) for s in decoding]
-        left = max(self.budget - len(work), 1)
-        for sequence in self.running:
-            todo = len(sequence.ids) - sequence.past
-            if todo > 1 and left > 0:
-                count = min(todo, left)
-                work.append((sequence, count))
-                left -= count
-        return work
+    # ------------------------------------------------------------------ after a step
 
-    def fits(self, sequence: Sequence) -> bool:
-        return len(self.pool.free) >= self.blocks_for(sequence) and len(self.running) < self.cache.sequences
-
-    def blocks_for(self, sequence: Sequence) -> int:
-        return -(-sequence.limit // self.block_size)
-
-    def batch(self, work: list[tuple[Sequence, int]]) -> tuple[StepBatch, list[Sequence]]:
-        """The step batch of `work`, and the sequences whose logits it gives."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        spans, rows, ready = [], [], []
-        for sequence, count in work:
-            past = sequence.past
-            spans.append(Span(len(tokens), count, past, tuple(sequence.blocks), sequence.limit))
-            tokens += sequence.ids[past : past + count]
-            positions += range(past, past + count)
-            if past + count == len(sequence.ids):
-                rows.append(len(tokens) - 1)
-                ready.append(sequence)
-        ids, where = np.asarray(tokens, np.int64), np.asarray(positions, np.int64)
-        return StepBatch(ids, where, tuple(spans), np.asarray(rows, np.int64)), ready
-
-    def advance(self, sequence: Sequence, logits: np.ndarray) -> Event:
-        """Sample one token; finish on an end token or at the limit. NaN fails this sequence, and no other."""
-        best = int(logits.argmax())  # where a NaN is, if there is one
-        if not np.isfinite(logits[best]):
-            self.abort(sequence)
-            sequence.finish = "error"
+    def advance(self, sequence: Sequence, token: int | None) -> Event:
+        """Take the new token; finish on an end token or at the limit. No token fails this sequence, and no other."""
+        if token is None:
+            self.end(sequence, "error")
             fix = "the weights are corrupt, or the spec is wrong"
             if self.cache.kind == "f16":
                 fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
             error = InferflowError("the model gives no finite logits", where="step", fix=fix)
-            return Event(sequence, None, sequence.finish, error)
-        greedy = sequence.params.temperature == 0
-        token = best if greedy else sample(logits, sequence.params, sequence.seed, len(sequence.ids))
+            return Event(sequence, None, "error", error)
         sequence.ids.append(token)
         if token in self.eos and not sequence.params.ignore_eos:
-            sequence.finish = "stop"
+            self.end(sequence, "stop")
         elif len(sequence.ids) >= sequence.limit:
-            sequence.finish = "length"
-        if sequence.finish is not None:
-            self.abort(sequence)
+            self.end(sequence, "length")
         return Event(sequence, token, sequence.finish)
+
+    def expire(self) -> list[Event]:
+        """End what is past its deadline."""
+        events = []
+        while self.deadlines and self.deadlines[0][0] <= self.clock():
+            sequence = heapq.heappop(self.deadlines)[2]
+            if sequence.finish is None:
+                self.end(sequence, "deadline")
+                reason = f"the time is up after {len(sequence.ids) - sequence.prompt} new tokens"
+                error = DeadlineError(reason, where="deadline", fix="allow more time, or lower max_tokens")
+                events.append(Event(sequence, None, "deadline", error))
+        return events
 
     # ------------------------------------------------------------------ whole sequences, for research
 
@@ -194,12 +222,12 @@ class Engine:
             )
         rows = np.arange(len(ids))[positions]
         parts: dict[str, list[np.ndarray]] = {}
-        blocks = self.pool.take(-(-len(ids) // self.block_size))
+        blocks, slot = self.scheduler.lend(self.scheduler.blocks_for(len(ids)))
         try:
             for past in range(0, len(ids), chunk or len(ids)):
                 piece = np.asarray(ids[past : past + (chunk or len(ids))], np.int64)
                 where = np.arange(past, past + len(piece))
-                span = Span(0, len(piece), past, tuple(blocks), len(ids))
+                span = Span(0, len(piece), past, tuple(blocks), len(ids), slot)
                 here = rows[(rows >= past) & (rows < past + len(piece))] - past
                 batch = StepBatch(piece, where, (span,), here)
                 if names is None:
@@ -209,6 +237,37 @@ class Engine:
                 for name, array in out.items():
                     parts.setdefault(name, []).append(array)
         finally:
-            self.pool.give(blocks)
-            self.cache.release(blocks)
+            self.scheduler.unlend(blocks, slot)
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+
+def step_batch(work: Many[tuple[Sequence, int]]) -> tuple[StepBatch, list[Sequence]]:
+    """The step batch of (sequence, tokens it gives), and the sequences whose logits it gives."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    spans, rows, ready = [], [], []
+    for sequence, count in work:
+        past = sequence.past
+        slot = sequence.slot or 0
+        spans.append(Span(len(tokens), count, past, tuple(sequence.blocks), sequence.limit, slot))
+        tokens += sequence.ids[past : past + count]
+        positions += range(past, past + count)
+        if past + count == len(sequence.ids):
+            rows.append(len(tokens) - 1)
+            ready.append(sequence)
+    ids, where = np.asarray(tokens, np.int64), np.asarray(positions, np.int64)
+    return StepBatch(ids, where, tuple(spans), np.asarray(rows, np.int64)), ready
+
+
+def choose(logits: np.ndarray, sequences: Many[Sequence]) -> list[int | None]:
+    """The next token of each, from its row of logits; None where they are not finite."""
+    tokens: list[int | None] = []
+    for row, sequence in zip(logits, sequences, strict=True):
+        best = int(row.argmax())  # where a NaN is, if there is one
+        if not np.isfinite(row[best]):
+            tokens.append(None)
+        elif sequence.params.temperature == 0:
+            tokens.append(best)
+        else:
+            tokens.append(sample(row, sequence.params, sequence.seed, len(sequence.ids)))
+    return tokens

@@ -9,13 +9,12 @@ import numpy as np
 
 from ..graph.axes import Shape, alignment
 from ..graph.graph import Graph, Node
-from ..graph.primitives import PRIMITIVES
 from ..kernels import reference as ref
 from ..kernels.recurrent import causal_conv, recurrence
 from ..kernels.rope import frequencies, rope_length
 from ..weights.loader import Weights
 from .batch import StepBatch
-from .kv_cache import KVCache
+from .kv_cache import KVCache, state_shape
 
 __all__ = ["Cache", "Executor", "ReferenceExecutor"]
 
@@ -28,21 +27,25 @@ def single(x: Array) -> Array:
 
 
 class Cache(Protocol):
-    """What an executor keeps of each sequence. `kind`: the type of keys and values, of `KV_TYPES`. `sequences` can have
-    something in it at a time."""
+    """What an executor keeps of sequences: keys and values in `arrays`, whose first axis counts blocks, and in `states` what
+    the last token of each sequence leaves, whose first axis counts slots. `kind`: the type of keys and values, of
+    `KV_TYPES`; `sequences`: how many slots there are."""
 
     kind: str
     sequences: int
-
-    def release(self, blocks: Sequence[int]) -> None:
-        """The sequence that owns `blocks` has ended."""
-        ...
+    arrays: list[Array]
+    states: dict[int, Array]
 
 
 class Executor(Protocol):
     """Runs steps. Keys and values of the batch's tokens are in `cache` afterwards. `block_size`: positions of a block."""
 
     block_size: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's keys and values."""
+        ...
 
     def cache(self, blocks: int) -> Any:
         """An empty Cache of so many blocks, of the kind that `run` takes. Raises UnsupportedError (no memory)."""
@@ -105,6 +108,10 @@ class ReferenceExecutor:
             "select": lambda n, x: x[self.batch.rows],
         }
 
+    @property
+    def block_bytes(self) -> int:
+        return sum(a.nbytes for a in KVCache(self.graph, 1, self.block_size).arrays)
+
     def cache(self, blocks: int) -> KVCache:
         return KVCache(self.graph, blocks, self.block_size)
 
@@ -120,7 +127,7 @@ class ReferenceExecutor:
         self.batch, self.kv = batch, cache
         self.states: dict[
             tuple[int, int], Array
-        ] = {}  # of this step; the cache's own change only when all has gone well
+        ] = {}  # of this step, by node and slot: the cache's own change at the end
         values = {self.graph.inputs["tokens"]: batch.tokens, self.graph.inputs["positions"]: batch.positions}
         with np.errstate(all="ignore"):  # the engine looks at the logits
             for n, node in enumerate(self.graph.nodes):
@@ -130,7 +137,8 @@ class ReferenceExecutor:
                 for v in self.free_after.get(n, ()):
                     if v not in keep:
                         del values[v]
-        cache.states.update(self.states)
+        for (n, slot), state in self.states.items():
+            cache.states[n][slot] = state
         return values
 
     # ------------------------------------------------------------------ what needs weights, shapes or the cache
@@ -208,15 +216,12 @@ class ReferenceExecutor:
     def stateful(self, like: Array, function: Callable[[slice, Array], tuple[Array, Array]]) -> Array:
         """`function` over each sequence's rows, from the state that its last token left to the one it leaves now."""
         node = self.graph.nodes[self.at]
-        make = PRIMITIVES[node.op].state
-        assert make is not None
-        shape = make(tuple(self.shape(v) for v in node.inputs), node.params)
+        shape = state_shape(self.graph, node)
         out = np.empty_like(like)
         for span in self.batch.spans:
-            key = (self.at, span.blocks[0])
-            state = self.kv.states[key] if span.past else np.zeros(shape, np.float32)
+            state = self.kv.states[self.at][span.slot] if span.past else np.zeros(shape, np.float32)
             rows = slice(span.start, span.start + span.count)
-            out[rows], self.states[key] = function(rows, state)
+            out[rows], self.states[self.at, span.slot] = function(rows, state)
         return out
 
     def sdpa(self, node: Node, q: Array, k: Array, v: Array, positions: Array, sinks: Array | None = None) -> Array:

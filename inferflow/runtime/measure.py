@@ -20,7 +20,7 @@ import numpy as np
 from ..graph.graph import Graph, Weight
 from ..kernels import native
 from ..weights.loader import Weights
-from .engine import Engine, Event
+from .engine import Engine, Event, Options
 from .engine import Sequence as Running
 from .executor import Executor
 from .native import NativeExecutor
@@ -105,7 +105,8 @@ def measure(
 
     UnsupportedError where there is no memory for the cache."""
     slots = max(sizes.batches)
-    bench = _Bench(Engine(graph, executor, max_len=sizes.longest, slots=slots, budget=BUDGET), sizes)
+    options = Options(budget=BUDGET, prefix_cache=False)
+    bench = _Bench(Engine(graph, executor, max_len=sizes.longest, slots=slots, options=options), sizes)
     jobs: list[Callable[[], float]] = [bench.prefill, *(lambda n=n: bench.decode(n) for n in sizes.batches)]
     runs: list[list[float]] = [[] for _ in jobs]
     bandwidth: list[float] = []

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..errors import ArgumentError, UnsupportedError, did_you_mean
 from ..graph.graph import Graph, Node
-from ..graph.primitives import PRIMITIVES
 from ..kernels import native
 from .batch import StepBatch
 from .constants import Parameters
+from .kv_cache import state_shape
 from .program import Program, compile_program
 
 __all__ = ["BLOCK_SIZE", "KV_TYPES", "NativeCache", "NativeExecutor", "cache_type"]
@@ -38,8 +38,6 @@ class NativeCache:
         self.kind = kind
         self.sequences = min(blocks, MAX_SEQUENCES)
         self.block_size = BLOCK_SIZE
-        self.slots: dict[int, int] = {}  # first block of a sequence -> its row in the states
-        self.free = list(range(self.sequences - 1, -1, -1))
         self.arrays: list[np.ndarray] = []
         self.attentions: dict[int, native.Cache] = {}  # by the output of the node
         self.states: dict[int, np.ndarray] = {}
@@ -51,12 +49,10 @@ class NativeCache:
             raise UnsupportedError(reason, where="max_model_len", fix="lower max_model_len, or use kv='int8'") from None
 
     def _make(self, graph: Graph, node: Node, blocks: int) -> None:
-        shapes = tuple(graph.values[v].shape for v in node.inputs)
         if node.op != "sdpa":
-            make = PRIMITIVES[node.op].state
-            assert make is not None
-            self.states[node.outputs[0]] = np.zeros((self.sequences, *make(shapes, node.params)), np.float32)
+            self.states[node.outputs[0]] = np.zeros((self.sequences, *state_shape(graph, node)), np.float32)
             return
+        shapes = [graph.values[v].shape for v in node.inputs]
         heads, dim, vdim = (int(axis.size or 0) for axis in (shapes[1][1], shapes[1][2], shapes[2][2]))
         sizes = [(blocks, heads, dim, BLOCK_SIZE), (blocks, heads, BLOCK_SIZE, vdim)]
         arrays = [np.zeros(size, DTYPES[self.kind]) for size in sizes]
@@ -72,20 +68,6 @@ class NativeCache:
 
     def state(self, node: Node) -> np.ndarray:
         return self.states[node.outputs[0]]
-
-    def slot(self, first_block: int) -> int:
-        """The row of the states that the sequence with this first block has."""
-        if not self.states:
-            return 0
-        if first_block not in self.slots:
-            self.slots[first_block] = self.free.pop()
-        return self.slots[first_block]
-
-    def release(self, blocks: Sequence[int]) -> None:
-        """The sequence that owns `blocks` has ended."""
-        for block in blocks[:1]:
-            if block in self.slots:
-                self.free.append(self.slots.pop(block))
 
 
 def cache_type(asked: str, graph: Graph, weights: Parameters) -> str:
@@ -117,6 +99,10 @@ class NativeExecutor:
         self.pool = native.Pool(threads)
         self.programs: dict[frozenset[int], _Runner] = {}
 
+    @property
+    def block_bytes(self) -> int:
+        return sum(a.nbytes for a in NativeCache(self.graph, 1, self.kv).arrays)
+
     def cache(self, blocks: int) -> NativeCache:
         """An empty cache, with the program that uses it. One executor has one cache at a time."""
         cache = NativeCache(self.graph, blocks, self.kv)
@@ -125,7 +111,7 @@ class NativeExecutor:
 
     def run(self, batch: StepBatch, cache: NativeCache) -> np.ndarray:
         runner = self.programs[frozenset()]
-        runner.step(batch, cache)
+        runner.step(batch)
         return runner.value(self.graph.output, batch)
 
     def capture(self, batch: StepBatch, cache: NativeCache, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -134,7 +120,7 @@ class NativeExecutor:
         if wanted not in self.programs:
             self.programs[wanted] = _Runner(compile_program(self.graph, self.weights, cache, wanted), self)
         runner = self.programs[wanted]
-        runner.step(batch, cache)
+        runner.step(batch)
         given = {self.graph.inputs["tokens"]: batch.tokens, self.graph.inputs["positions"]: batch.positions}
         routed = {node.outputs[0] for node in self.graph.nodes if node.op == "router"}
         out = {}
@@ -154,12 +140,12 @@ class _Inputs:
         self.ids = self.positions = self.rows = np.empty(0, np.int64)
         self.span_of = np.empty(0, np.int32)
 
-    def fill(self, batch: StepBatch, cache: NativeCache) -> None:
+    def fill(self, batch: StepBatch) -> None:
         tokens, rows = len(batch.tokens), len(batch.rows)
         numbers: list[tuple[int, int, int, int, int]] = []
         blocks: list[int] = []
         for span in batch.spans:
-            numbers.append((span.start, span.count, span.past, len(blocks), cache.slot(span.blocks[0])))
+            numbers.append((span.start, span.count, span.past, len(blocks), span.slot))
             blocks += span.blocks
         self._reserve(max(tokens, rows), len(numbers), len(blocks))
         self.ids[:tokens] = batch.tokens
@@ -205,12 +191,12 @@ class _Runner:
         self.inputs.struct.buffers = self.buffers.ctypes.data
         self.seconds: np.ndarray | None = None
 
-    def step(self, batch: StepBatch, cache: NativeCache) -> None:
+    def step(self, batch: StepBatch) -> None:
         arenas = self.program.arenas
         if max(arenas[0].reserve(len(batch.tokens)), arenas[1].reserve(len(batch.rows))):
             addresses = [arena.addresses() for arena in arenas]
             self.buffers[: len(self.program.places)] = [addresses[a][n] for a, n in self.program.places]
-        self.inputs.fill(batch, cache)
+        self.inputs.fill(batch)
         for rope in self.program.ropes:
             rope.prepare([span.length for span in batch.spans])
         native.run(self.pool, self.isa, self.program.ops, self.program.count, self.inputs.struct, self.seconds)

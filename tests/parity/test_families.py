@@ -9,7 +9,7 @@ import pytest
 
 from inferflow.errors import ArgumentError
 from inferflow.llm import ENGINES, LLM
-from inferflow.runtime.engine import Engine
+from inferflow.runtime.engine import Engine, Options
 from inferflow.runtime.sampler import SamplingParams
 from inferflow.weights.check import check_spec
 
@@ -48,7 +48,7 @@ def check_batching(llm: LLM, ids: list[int]) -> None:
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     alone = [llm.generate([prompt], params)[0].ids for prompt in prompts]
     assert tuple(chunk.token for chunk in llm.stream(prompts[1], params)) == alone[1]
-    engine = Engine(llm.model.graph, llm.executor(), max_len=llm.max_model_len, budget=11, slots=3)
+    engine = Engine(llm.model.graph, llm.executor(), max_len=llm.max_model_len, slots=3, options=Options(budget=11))
     sequences = [engine.add(p, params) for p in prompts[:2]]
     engine.step()
     sequences += [engine.add(p, params) for p in prompts[2:]]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from inferflow.errors import ArgumentError, UnsupportedError
-from inferflow.runtime.engine import Engine
+from inferflow.runtime.blocks import BlockPool
+from inferflow.runtime.engine import Engine, Options
 from inferflow.runtime.executor import ReferenceExecutor
-from inferflow.runtime.kv_cache import BlockPool
 from inferflow.runtime.model import Model, load_model
 from inferflow.runtime.sampler import SamplingParams, probabilities, sample
 from tests.tiny import write
@@ -21,16 +22,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return load_model(write(tmp_path_factory.mktemp("tiny")))
 
 
-def engine(model: Model, **options: int) -> Engine:
-    return Engine(
-        model.graph, ReferenceExecutor(model.graph, model.weights), max_len=options.pop("max_len", 64), **options
-    )
+def engine(model: Model, max_len: int = 64, slots: int = 8, **options: Any) -> Engine:
+    executor = ReferenceExecutor(model.graph, model.weights)
+    return Engine(model.graph, executor, max_len=max_len, slots=slots, options=Options(**options))
 
 
 def test_long_prompts_are_cut_and_short_ones_composed(model: Model) -> None:
     e = engine(model, budget=8)
     long, short = e.add(list(range(20)), SamplingParams(max_tokens=2)), e.add([1, 2, 3], SamplingParams(max_tokens=5))
-    assert [(s is long, n) for s, n in e.schedule()] == [(True, 8)]
+    assert [(s is long, n) for s, n in e.scheduler.schedule()] == [(True, 8)]
     steps = 0
     while e.waiting or e.running:
         e.step()
@@ -45,7 +45,7 @@ def test_decoding_goes_first(model: Model) -> None:
     first = e.add([5], SamplingParams(max_tokens=8, ignore_eos=True))
     e.step()
     second = e.add(list(range(12)), SamplingParams(max_tokens=1))
-    assert [(s is first, n) for s, n in e.schedule()] == [(True, 1), (False, 3)]
+    assert [(s is first, n) for s, n in e.scheduler.schedule()] == [(True, 1), (False, 3)]
     assert second in e.running
 
 

@@ -1,0 +1,63 @@
+"""One request on its way through the loop, and what a step tells about it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ..errors import InferflowError
+from .sampler import SamplingParams
+from .swap import Saved
+
+__all__ = ["Event", "Sequence"]
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One request. `ids` is the prompt and what came after it; `past` how many of them are in the cache.
+
+    It is resident while it has a `slot`; else it waits, with its keys and values `saved` or to be computed.
+    """
+
+    ids: list[int]
+    params: SamplingParams
+    limit: int  # tokens it may have in all
+    seed: int
+    prompt: int
+    arrival: int  # its number: earlier ones are smaller
+    priority: int = 0  # smaller goes first
+    deadline: float | None = None  # of the engine's clock
+    root: bytes = b""  # the digest that its chain begins with
+    parent: Sequence | None = None  # whose blocks it can share when it starts
+    common: int = 0  # tokens that it has in common with its parent and need not compute
+
+    past: int = 0
+    slot: int | None = None
+    blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # of full blocks, as far as they were needed
+    remembered: int = 0  # blocks that the pool knows
+    begun: bool = False  # resident, and no token came yet of what it took to start
+    saved: Saved | None = None
+    cached: int | None = None  # tokens that were in the cache when it first started
+    finish: str | None = None
+    inbox: deque[Event] = field(default_factory=deque)  # for its owner: who steps the engine may be somebody else
+
+    level: int = 0  # of a policy with queues
+    used: float = 0.0  # of its quantum there
+    last: int = 0  # the step that last ran it
+
+    @property
+    def todo(self) -> int:
+        """Tokens that are not in the cache: one while it decodes."""
+        return len(self.ids) - self.past
+
+
+@dataclass(frozen=True)
+class Event:
+    """One new token of `sequence`, or its end (`token` None). `finish` is ``stop``, ``length``, or ``error`` or ``deadline``
+    (both with `error`) on the last one."""
+
+    sequence: Sequence
+    token: int | None
+    finish: str | None
+    error: InferflowError | None = None
