@@ -18,7 +18,7 @@ from ..graph.graph import Graph
 from .batch import Span, StepBatch
 from .executor import Cache, Executor
 from .kv_cache import BlockPool
-from .sampler import SamplingParams, sample
+from .sampler import Sampled, SamplerState, SamplingParams, sample
 
 __all__ = ["Engine", "Event", "Sequence"]
 
@@ -30,7 +30,7 @@ class Sequence:
     ids: list[int]
     params: SamplingParams
     limit: int  # tokens it may have in all
-    seed: int
+    sampler: SamplerState
     prompt: int
     past: int = 0
     blocks: list[int] = field(default_factory=list)
@@ -76,8 +76,10 @@ class Engine:
             more = f" and {wanted} new ones" if wanted else ""
             reason = f"{len(ids)} tokens{more} do not fit in {self.max_len}"
             raise ArgumentError(reason, where="prompt", fix="shorten it, lower max_tokens, or raise max_model_len")
-        seed = secrets.randbits(63) if params.seed is None else params.seed + (index << 64)
-        sequence = Sequence(list(ids), params, len(ids) + (wanted or min(128, room)), seed, len(ids))
+        params.check_vocabulary(self.graph.vocab)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        sampler = SamplerState(params, ids, seed, index, ends=self.eos)
+        sequence = Sequence(list(ids), params, len(ids) + (wanted or min(128, room)), sampler, len(ids))
         self.waiting.append(sequence)
         return sequence
 
@@ -99,7 +101,8 @@ class Engine:
         logits = self.executor.run(batch, self.cache)
         for sequence, count in work:
             sequence.past += count
-        return [self.advance(sequence, row) for sequence, row in zip(ready, logits, strict=True)]
+        sampled = sample(logits, [sequence.sampler for sequence in ready])
+        return [self.advance(sequence, token) for sequence, token in zip(ready, sampled, strict=True)]
 
     def run(self) -> Iterator[Event]:
         """Steps until nothing is left. Raises the error of a sequence that fails."""
@@ -159,21 +162,19 @@ class Engine:
         ids, where = np.asarray(tokens, np.int64), np.asarray(positions, np.int64)
         return StepBatch(ids, where, tuple(spans), np.asarray(rows, np.int64)), ready
 
-    def advance(self, sequence: Sequence, logits: np.ndarray) -> Event:
-        """Sample one token; finish on an end token or at the limit. NaN fails this sequence, and no other."""
-        best = int(logits.argmax())  # where a NaN is, if there is one
-        if not np.isfinite(logits[best]):
+    def advance(self, sequence: Sequence, sampled: Sampled | InferflowError) -> Event:
+        """Take one token; finish on an end token or at the limit. An error ends this sequence, and no other."""
+        if isinstance(sampled, InferflowError):
             self.abort(sequence)
             sequence.finish = "error"
-            fix = "the weights are corrupt, or the spec is wrong"
             if self.cache.kind == "f16":
-                fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
-            error = InferflowError("the model gives no finite logits", where="step", fix=fix)
-            return Event(sequence, None, sequence.finish, error)
-        greedy = sequence.params.temperature == 0
-        token = best if greedy else sample(logits, sequence.params, sequence.seed, len(sequence.ids))
+                sampled.fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
+            return Event(sequence, None, sequence.finish, sampled)
+        token = sampled.token
         sequence.ids.append(token)
-        if token in self.eos and not sequence.params.ignore_eos:
+        sequence.sampler.push(sampled)
+        ends = token in self.eos and not sequence.params.ignore_eos
+        if ends or token in sequence.params.stop_token_ids:
             sequence.finish = "stop"
         elif len(sequence.ids) >= sequence.limit:
             sequence.finish = "length"
