@@ -51,11 +51,10 @@ def weigh(logits: Array, temperature: Array) -> Weights:
     flat = np.empty((rows, columns * FOLD), np.float32)
     flat[:, vocab:] = 0
     inner = flat[:, :vocab]
-    np.subtract(logits, logits.max(axis=1, keepdims=True), out=inner)
-    if (temperature != 1).any():
-        with np.errstate(over="ignore"):  # to -inf, whose weight is 0
+    with np.errstate(over="ignore", under="ignore"):  # to -inf, whose weight is 0
+        np.subtract(logits, logits.max(axis=1, keepdims=True), out=inner)
+        if (temperature != 1).any():
             inner *= (1 / temperature).astype(np.float32)[:, None]
-    with np.errstate(under="ignore"):
         np.exp(inner, out=inner)
     folded = flat.reshape(rows, FOLD, columns)
     sums = folded.sum(axis=1)
@@ -121,11 +120,12 @@ def choose(weights: Weights, params: Sequence[SamplingParams], mu: Array, unifor
     """
     top_p, min_p, top_k = (_values(params, name) for name in ("top_p", "min_p", "top_k"))
     peaks = weights.folded.max(axis=1)
-    whole = (_values(params, "tfs_z") < 1) | (_values(params, "typical_p") < 1)
-    floor = np.maximum(_floor(peaks, top_k), np.maximum(min_p, weights.total * np.exp2(-mu)))
+    shaped = (_values(params, "tfs_z") < 1) | (_values(params, "typical_p") < 1)  # these look at all that top-k left
+    floor = _floor(peaks, top_k)
+    floor = np.where(shaped, floor, np.maximum(floor, np.maximum(min_p, weights.total * np.exp2(-mu))))
     # Tokens below (1 - p) / vocab hold less than 1 - p together, so a nucleus lies above; most lie above GUESS.
-    nucleus = (top_p < 1) & (top_k <= 0) & (floor == 0) & ~whole
-    bound = np.where(nucleus, (1 - top_p) * weights.total / weights.folded[0].size, np.where(whole, 0, floor))
+    nucleus = (top_p < 1) & (top_k <= 0) & (floor == 0) & ~shaped
+    bound = np.where(nucleus, (1 - top_p) * weights.total / weights.folded[0].size, floor)
     first = np.where(nucleus, np.maximum(bound, GUESS * weights.total), bound)
     found = head(weights, first, peaks)
     tokens, surprise = _pick(found, weights.total, params, mu, uniform)

@@ -51,18 +51,19 @@ def dry(ids: Sequence[int], p: SamplingParams) -> dict[int, int]:
     now, for `dry_allowed_length` tokens or more, what came next. Weidmann, "Don't Repeat Yourself" (2024), as in
     text-generation-webui."""
     text = np.asarray(ids if p.dry_penalty_last_n < 0 else ids[max(0, len(ids) - p.dry_penalty_last_n) :], np.int64)
-    breakers = set(p.dry_breaker_ids)
-    places = np.arange(len(text) - 1)  # the last token of an earlier match
-    found: dict[int, int] = {}
+    reach = np.zeros(max(len(text) - 1, 0), np.int64)  # how long the repeat is that ends at each place
+    places = np.arange(len(reach))
     for length in range(1, min(len(text), MAX_MATCH + 1)):
         last = int(text[-length])
         places = places[places >= length - 1]
         places = places[text[places - (length - 1)] == last]
-        if not len(places) or last in breakers:
+        if not len(places) or last in p.dry_breaker_ids:
             break
-        if length >= p.dry_allowed_length:
-            found.update((int(token), length) for token in text[places + 1])
-    return {token: length for token, length in found.items() if token not in breakers}
+        reach[places] = length
+    repeats = np.flatnonzero(reach >= p.dry_allowed_length)
+    repeats = repeats[np.argsort(reach[repeats], kind="stable")]  # of one token's, the longest comes last and stays
+    found = dict(zip(text[repeats + 1].tolist(), reach[repeats].tolist(), strict=True))
+    return {token: length for token, length in found.items() if token not in p.dry_breaker_ids}
 
 
 def forbidden(p: SamplingParams, ids: Sequence[int]) -> list[int]:

@@ -8,6 +8,7 @@ sequence changes neither its tokens nor their log-probabilities.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -15,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..errors import InferflowError, UnsupportedError
-from .filters import Head, choose, draw, largest, weigh
+from .filters import choose, draw, largest, weigh
 from .penalties import AntiLM, adjusts, forbidden, penalise
 from .sampling_params import SamplingParams
 
@@ -25,6 +26,7 @@ Array = np.ndarray
 Top = tuple[tuple[int, float], ...]
 
 RANDOM_FSD_TOKENS = 10
+BLOCK = 8  # rows at a time: what is made of them stays in a core's cache
 
 
 class Constraint(Protocol):
@@ -67,7 +69,7 @@ class SamplerState:
         self.params = params
         self.seed = seed
         self.index = index
-        self.ids = list(prompt)
+        self.ids = array("q", prompt)
         self.prompt = len(self.ids)
         self.ends = sorted({*ends, *params.stop_token_ids})
         self.constraint = constraint
@@ -129,22 +131,23 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
     tokens = logits.argmax(axis=1)  # where a NaN is, if there is one
     finite = np.isfinite(logits[np.arange(len(tokens)), tokens])
     errors = {row: _not_finite() for row in np.flatnonzero(~finite).tolist()}
-    rows = logits
+    adjusted: dict[int, Array] = {}
     for row, state in enumerate(states):
         if row not in errors and state.changes_logits():
-            rows = logits.copy() if rows is logits else rows
             try:
-                rows[row] = state.adjusted(logits[row])
+                adjusted[row] = state.adjusted(logits[row])
             except InferflowError as error:
                 errors[row] = error
                 continue
-            tokens[row] = rows[row].argmax()
-            if rows[row, tokens[row]] == -np.inf:
+            tokens[row] = adjusted[row].argmax()
+            if adjusted[row][tokens[row]] == -np.inf:
                 errors[row] = _nothing_left()
     surprise = np.zeros(len(states))
     for kind, members in _kinds(states, errors).items():
-        part = rows if len(members) == len(rows) else rows[members]
-        tokens[members], surprise[members] = _KINDS[kind](part, [states[row] for row in members])
+        for start in range(0, len(members), BLOCK):
+            some = members[start : start + BLOCK]
+            part = np.stack([adjusted.get(row, logits[row]) for row in some])
+            tokens[some], surprise[some] = _KINDS[kind](part, [states[row] for row in some])
     asked = [row for row, s in enumerate(states) if s.params.logprobs is not None and row not in errors]
     counts = [states[row].params.logprobs or 0 for row in asked]
     told = dict(zip(asked, log_probabilities(logits[asked], tokens[asked].tolist(), counts), strict=True))
@@ -156,20 +159,19 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
 
 
 def log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
-    """Of each row of `logits` [rows, vocab]: the log-probability of its token, and the `counts` likeliest with theirs."""
+    """Of each row of `logits` [rows, vocab]: the log-probability of its token, and the `counts` likeliest tokens with theirs
+    (fewer where others have no probability in float32)."""
     if not len(tokens):
         return []
     weights = weigh(logits, np.ones(len(tokens)))
-    best = largest(weights, np.asarray(counts)) if any(counts) else Head(np.zeros((len(tokens), 0), int), np.zeros(0))
+    best = largest(weights, np.asarray(counts)) if any(counts) else None
     norm = logits.max(axis=1) + np.log(weights.total)  # float64
-
-    def of(row: int, token: int) -> float:
-        return float(logits[row, token] - norm[row])
-
-    return [
-        (of(row, token), tuple((i, of(row, i)) for i in best.ids[row, :count].tolist()))
-        for row, (token, count) in enumerate(zip(tokens, counts, strict=True))
-    ]
+    out = []
+    for row, (token, count) in enumerate(zip(tokens, counts, strict=True)):
+        ids = best.ids[row, : np.count_nonzero(best.weights[row, :count])].tolist() if best else []
+        told = [float(logits[row, i] - norm[row]) for i in [token, *ids]]
+        out.append((told[0], tuple(zip(ids, told[1:], strict=True))))
+    return out
 
 
 # ---------------------------------------------------------------------- the kinds of rows
@@ -195,7 +197,7 @@ def _kind(state: SamplerState) -> str | None:
         return "fsd"
     if p.greedy:
         return None
-    if p.tfs_z < 1 or p.typical_p < 1:  # these sort the whole vocabulary
+    if p.top_k <= 0 and (p.tfs_z < 1 or p.typical_p < 1):  # these sort the whole vocabulary
         return "sorted"
     return "filtered" if p.top_k > 0 or p.top_p < 1 or p.min_p > 0 or p.mirostat else "plain"
 
