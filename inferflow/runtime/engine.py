@@ -18,7 +18,7 @@ from ..graph.graph import Graph
 from .batch import Span, StepBatch
 from .executor import Cache, Executor
 from .kv_cache import BlockPool
-from .sampler import Sampled, SamplerState, SamplingParams, sample
+from .sampler import Constraint, Sampled, SamplerState, SamplingParams, sample
 
 __all__ = ["Engine", "Event", "Sequence"]
 
@@ -67,7 +67,9 @@ class Engine:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
-    def add(self, ids: list[int], params: SamplingParams, index: int = 0) -> Sequence:
+    def add(
+        self, ids: list[int], params: SamplingParams, index: int = 0, constraint: Constraint | None = None
+    ) -> Sequence:
         """Queue a prompt. Raises ArgumentError for an empty one, an id out of the vocabulary, or one that cannot fit."""
         self.check(ids)
         room = self.max_len - len(ids)
@@ -78,7 +80,7 @@ class Engine:
             raise ArgumentError(reason, where="prompt", fix="shorten it, lower max_tokens, or raise max_model_len")
         params.check_vocabulary(self.graph.vocab)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        sampler = SamplerState(params, ids, seed, index, ends=self.eos)
+        sampler = SamplerState(params, ids, seed, index, ends=self.eos, constraint=constraint)
         sequence = Sequence(list(ids), params, len(ids) + (wanted or min(128, room)), sampler, len(ids))
         self.waiting.append(sequence)
         return sequence

@@ -165,7 +165,7 @@ def _pick(
 
 def tail_free(mass: Array, z: float) -> Array:
     """Which of the descending `mass` [k] to keep: those before the curvature of the sorted distribution has summed to more than
-    `z` of its whole; the first always. Bricken, Tail Free Sampling (2019), with the indices of llama.cpp."""
+    `z` of its whole; the first always. Bricken, Tail Free Sampling (2019), counted as its later implementations do."""
     p = mass[mass > 0] / mass.sum()
     keep = mass > 0
     if len(p) > 2:

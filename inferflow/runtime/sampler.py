@@ -146,7 +146,8 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
     for kind, members in _kinds(states, errors).items():
         for start in range(0, len(members), BLOCK):
             some = members[start : start + BLOCK]
-            part = np.stack([adjusted.get(row, logits[row]) for row in some])
+            run = some[-1] - some[0] == len(some) - 1 and adjusted.keys().isdisjoint(some)
+            part = logits[some[0] : some[-1] + 1] if run else np.stack([adjusted.get(row, logits[row]) for row in some])
             tokens[some], surprise[some] = _KINDS[kind](part, [states[row] for row in some])
     asked = [row for row, s in enumerate(states) if s.params.logprobs is not None and row not in errors]
     counts = [states[row].params.logprobs or 0 for row in asked]

@@ -1,6 +1,6 @@
 """`SamplingParams`: everything a request may say about how its tokens are chosen, checked before anything runs.
 
-Names are those of vLLM where it has them, and of llama.cpp for typical, tail-free, mirostat and DRY.
+Names are those that other engines made common, so that a request for one of them means the same here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import ArgumentError
 from ..spec.expression import show
 
-__all__ = ["SamplingParams"]
+__all__ = ["SamplingParams", "whole"]
 
 GREEDY = 1e-5  # a lower temperature is greedy: its inverse would leave float32
 MAX_IDS = 1 << 20
@@ -144,15 +144,15 @@ class SamplingParams:
 def _checks(p: SamplingParams) -> Iterator[tuple[str, bool, str]]:
     """(field, whether its value is good, what it must be)."""
     yield "temperature", _number(p.temperature, 0, 100), "a number from 0 to 100"
-    yield "top_k", _whole(p.top_k, -1), "a whole number, 0 for off"
+    yield "top_k", whole(p.top_k, -1), "a whole number, 0 for off"
     for name in ("top_p", "typical_p", "tfs_z"):
         value = getattr(p, name)
         yield name, _number(value, 0, 1) and value > 0, "above 0 and at most 1"
     yield "min_p", _number(p.min_p, 0, 1) and p.min_p < 1, "at least 0 and below 1"
-    yield "seed", p.seed is None or _whole(p.seed, 0, (1 << 64) - 1), "a whole number below 2^64"
-    yield "max_tokens", p.max_tokens is None or _whole(p.max_tokens, 1), "at least 1"
-    yield "min_tokens", _whole(p.min_tokens, 0), "a whole number, 0 for off"
-    yield "n", _whole(p.n, 1, 128), "a whole number from 1 to 128"
+    yield "seed", p.seed is None or whole(p.seed, 0, (1 << 64) - 1), "a whole number below 2^64"
+    yield "max_tokens", p.max_tokens is None or whole(p.max_tokens, 1), "at least 1"
+    yield "min_tokens", whole(p.min_tokens, 0), "a whole number, 0 for off"
+    yield "n", whole(p.n, 1, 128), "a whole number from 1 to 128"
     strings: object = p.stop
     good = isinstance(strings, tuple) and all(isinstance(s, str) and s for s in strings) and len(strings) <= 64
     yield "stop", good, "up to 64 strings, none empty"
@@ -169,7 +169,7 @@ def _checks(p: SamplingParams) -> Iterator[tuple[str, bool, str]]:
     yield "logit_bias", good, "a table from token ids to numbers from -100 to 100"
     for name in ("ignore_eos", "fsd_random"):
         yield name, isinstance(getattr(p, name), bool), "True or False"
-    yield "mirostat", _whole(p.mirostat, 0, 2) and p.mirostat != 1, "0 (off) or 2"
+    yield "mirostat", whole(p.mirostat, 0, 2) and p.mirostat != 1, "0 (off) or 2"
     yield "mirostat_tau", _number(p.mirostat_tau, 0, 100) and p.mirostat_tau > 0, "above 0 and at most 100"
     yield "mirostat_eta", _number(p.mirostat_eta, 0, 1) and p.mirostat_eta > 0, "above 0 and at most 1"
     yield "repetition_penalty", _number(p.repetition_penalty, 1e-3, 100), "a number from 0.001 to 100, 1 for off"
@@ -177,13 +177,13 @@ def _checks(p: SamplingParams) -> Iterator[tuple[str, bool, str]]:
         yield name, _number(getattr(p, name), -2, 2), "a number from -2 to 2"
     yield "dry_multiplier", _number(p.dry_multiplier, 0, 100), "a number from 0 to 100"
     yield "dry_base", _number(p.dry_base, 1, 8), "a number from 1 to 8"
-    yield "dry_allowed_length", _whole(p.dry_allowed_length, 1), "at least 1"
-    yield "dry_penalty_last_n", _whole(p.dry_penalty_last_n, -1), "a whole number, -1 for all"
+    yield "dry_allowed_length", whole(p.dry_allowed_length, 1), "at least 1"
+    yield "dry_penalty_last_n", whole(p.dry_penalty_last_n, -1), "a whole number, -1 for all"
     for name in ("logprobs", "prompt_logprobs"):
-        yield name, getattr(p, name) is None or _whole(getattr(p, name), 0, 1024), "a whole number from 0 to 1024"
+        yield name, getattr(p, name) is None or whole(getattr(p, name), 0, 1024), "a whole number from 0 to 1024"
     yield "fsd_alpha", _number(p.fsd_alpha, 0, 1), "a number from 0 to 1"
-    yield "fsd_k", _whole(p.fsd_k, 1, 1024), "a whole number from 1 to 1024"
-    yield "fsd_n", _whole(p.fsd_n, 1, 16), "a whole number from 1 to 16"
+    yield "fsd_k", whole(p.fsd_k, 1, 1024), "a whole number from 1 to 1024"
+    yield "fsd_n", whole(p.fsd_n, 1, 16), "a whole number from 1 to 16"
     yield "fsd_beta", _number(p.fsd_beta, 0, 1), "a number from 0 to 1"
     yield "json_schema", p.json_schema is None or isinstance(p.json_schema, Mapping) or _source(p.json_schema), (
         "a dict or JSON text, of at most a million characters"
@@ -205,22 +205,25 @@ def _clashes(p: SamplingParams) -> Iterator[tuple[str, bool, str, str]]:
     reason, fix = "it is a kind of FSD, which is off", "set fsd_alpha, 0.5 for example"
     yield "fsd_random", p.fsd_random and p.fsd_alpha == 0, reason, fix
     yield "mirostat", p.mirostat > 0 and p.fsd_alpha > 0, "it and FSD both choose the token", "use one of them"
+    fix = "leave ignore_eos out"
+    yield "ignore_eos", p.ignore_eos and p.structured is not None, "a structure ends with an end token", fix
     structures = [name for name in ("json_schema", "regex", "grammar") if getattr(p, name) is not None]
     reason = f"{' and '.join(structures[:-1])} asks for a structure, too"
     yield "".join(structures[-1:]), len(structures) > 1, reason, "use one of them"
 
 
 def _number(value: object, low: float, high: float) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return (whole or (isinstance(value, float) and math.isfinite(value))) and low <= value <= high  # type: ignore[operator]
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    return (integer or (isinstance(value, float) and math.isfinite(value))) and low <= value <= high  # type: ignore[operator]
 
 
-def _whole(value: object, low: int, high: int = (1 << 63) - 1) -> bool:
+def whole(value: object, low: int, high: int = (1 << 63) - 1) -> bool:
+    """Whether `value` is an int, and no bool, within these bounds."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def _ids(value: object) -> bool:
-    return isinstance(value, tuple) and len(value) <= MAX_IDS and all(_whole(i, 0) for i in value)
+    return isinstance(value, tuple) and len(value) <= MAX_IDS and all(whole(i, 0) for i in value)
 
 
 def _source(value: object) -> bool:

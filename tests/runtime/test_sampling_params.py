@@ -46,6 +46,7 @@ def test_values_out_of_range(name: str, value: object) -> None:
         ({"mirostat": 2, "temperature": 1, "fsd_alpha": 0.5}, "mirostat"),
         ({"fsd_random": True, "temperature": 1}, "fsd_random"),
         ({"fsd_random": True, "fsd_alpha": 0.5}, "fsd_random"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"regex": "a", "grammar": "start: /a/"}, "grammar"),
         ({"json_schema": {}, "regex": "a"}, "regex"),
     ],
