@@ -18,7 +18,7 @@ from ..graph.graph import Graph
 from .batch import Span, StepBatch
 from .executor import Cache, Executor
 from .kv_cache import BlockPool
-from .sampler import Constraint, Sampled, SamplerState, SamplingParams, sample
+from .sampler import Constraint, NotFiniteError, Sampled, SamplerState, SamplingParams, sample
 
 __all__ = ["Engine", "Event", "Sequence"]
 
@@ -166,15 +166,19 @@ class Engine:
 
     def advance(self, sequence: Sequence, sampled: Sampled | InferflowError) -> Event:
         """Take one token; finish on an end token or at the limit. An error ends this sequence, and no other."""
+        if isinstance(sampled, Sampled):
+            try:
+                sequence.sampler.push(sampled)
+            except InferflowError as error:
+                sampled = error
         if isinstance(sampled, InferflowError):
             self.abort(sequence)
             sequence.finish = "error"
-            if self.cache.kind == "f16":
+            if isinstance(sampled, NotFiniteError) and self.cache.kind == "f16":
                 sampled.fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
             return Event(sequence, None, sequence.finish, sampled)
         token = sampled.token
         sequence.ids.append(token)
-        sequence.sampler.push(sampled)
         ends = token in self.eos and not sequence.params.ignore_eos
         if ends or token in sequence.params.stop_token_ids:
             sequence.finish = "stop"

@@ -93,9 +93,8 @@ def _floor(peaks: Array, count: Array) -> Array:
     return floor
 
 
-def head(weights: Weights, floor: Array, peaks: Array | None = None) -> Head:
-    """The weights that are at least `floor` [rows], and not 0."""
-    peaks = weights.folded.max(axis=1) if peaks is None else peaks
+def head(weights: Weights, floor: Array, peaks: Array) -> Head:
+    """The weights that are at least `floor` [rows], and not 0; `peaks` [rows, columns] are the columns' greatest."""
     floor = np.clip(floor, TINY, 1).astype(np.float32)  # the greatest weight is 1
     row, column = np.nonzero(peaks >= floor[:, None])
     cells = weights.folded[row, :, column]
@@ -123,18 +122,20 @@ def choose(weights: Weights, params: Sequence[SamplingParams], mu: Array, unifor
     shaped = (_values(params, "tfs_z") < 1) | (_values(params, "typical_p") < 1)  # these look at all that top-k left
     floor = _floor(peaks, top_k)
     floor = np.where(shaped, floor, np.maximum(floor, np.maximum(min_p, weights.total * np.exp2(-mu))))
-    # Tokens below (1 - p) / vocab hold less than 1 - p together, so a nucleus lies above; most lie above GUESS.
+    # Tokens below (1 - p) / vocab hold less than 1 - p together, so a nucleus lies above; most lie above GUESS,
+    # and the others are looked for again, deeper.
     nucleus = (top_p < 1) & (top_k <= 0) & (floor == 0) & ~shaped
     bound = np.where(nucleus, (1 - top_p) * weights.total / weights.folded[0].size, floor)
-    first = np.where(nucleus, np.maximum(bound, GUESS * weights.total), bound)
-    found = head(weights, first, peaks)
-    tokens, surprise = _pick(found, weights.total, params, mu, uniform)
-    reached = np.cumsum(found.weights, axis=1)[:, -1]
-    short = np.flatnonzero((first > bound) & (reached < top_p * weights.total))
-    if len(short):
-        found = head(weights.of(short), bound[short])
-        few = [params[row] for row in short.tolist()]
-        tokens[short], surprise[short] = _pick(found, weights.total[short], few, mu[short], uniform[short])
+    floor = np.where(nucleus, np.maximum(bound, GUESS * weights.total), bound)
+    tokens, surprise = np.empty(len(params), np.int64), np.empty(len(params))
+    rows = np.arange(len(params))
+    while len(rows):
+        some, few = weights.of(rows), [params[row] for row in rows.tolist()]
+        found = head(some, floor[rows], peaks[rows])
+        tokens[rows], surprise[rows] = _pick(found, some.total, few, mu[rows], uniform[rows])
+        reached = np.cumsum(found.weights, axis=1)[:, -1]
+        rows = rows[(floor[rows] > bound[rows]) & (reached < top_p[rows] * some.total)]
+        floor[rows] = np.maximum(bound[rows], floor[rows] / 16)
     return tokens, surprise
 
 

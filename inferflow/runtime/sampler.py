@@ -20,7 +20,7 @@ from .filters import choose, draw, largest, weigh
 from .penalties import AntiLM, adjusts, forbidden, penalise
 from .sampling_params import SamplingParams
 
-__all__ = ["Constraint", "Sampled", "SamplerState", "SamplingParams", "log_probabilities", "sample"]
+__all__ = ["Constraint", "NotFiniteError", "Sampled", "SamplerState", "SamplingParams", "log_probabilities", "sample"]
 
 Array = np.ndarray
 Top = tuple[tuple[int, float], ...]
@@ -39,6 +39,10 @@ class Constraint(Protocol):
     def push(self, token: int) -> None:
         """The text goes on with `token`. Raises InferflowError."""
         ...
+
+
+class NotFiniteError(InferflowError):
+    """The greatest logit is NaN or infinite."""
 
 
 class Sampled(NamedTuple):
@@ -130,7 +134,7 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
     """
     tokens = logits.argmax(axis=1)  # where a NaN is, if there is one
     finite = np.isfinite(logits[np.arange(len(tokens)), tokens])
-    errors = {row: _not_finite() for row in np.flatnonzero(~finite).tolist()}
+    errors: dict[int, InferflowError] = {row: _not_finite() for row in np.flatnonzero(~finite).tolist()}
     adjusted: dict[int, Array] = {}
     for row, state in enumerate(states):
         if row not in errors and state.changes_logits():
@@ -162,8 +166,14 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
 def log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
     """Of each row of `logits` [rows, vocab]: the log-probability of its token, and the `counts` likeliest tokens with theirs
     (fewer where others have no probability in float32)."""
-    if not len(tokens):
-        return []
+    out: list[tuple[float, Top]] = []
+    for start in range(0, len(tokens), BLOCK):
+        here = slice(start, start + BLOCK)
+        out += _log_probabilities(logits[here], tokens[here], counts[here])
+    return out
+
+
+def _log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
     weights = weigh(logits, np.ones(len(tokens)))
     best = largest(weights, np.asarray(counts)) if any(counts) else None
     norm = logits.max(axis=1) + np.log(weights.total)  # float64
@@ -232,9 +242,9 @@ _KINDS: dict[str, Callable[[Array, Sequence[SamplerState]], Chosen]] = {
 }  # fmt: skip
 
 
-def _not_finite() -> InferflowError:
+def _not_finite() -> NotFiniteError:
     fix = "the weights are corrupt, or the spec is wrong"
-    return InferflowError("the model gives no finite logits", where="step", fix=fix)
+    return NotFiniteError("the model gives no finite logits", where="step", fix=fix)
 
 
 def _nothing_left() -> InferflowError:

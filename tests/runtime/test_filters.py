@@ -161,7 +161,7 @@ def test_heads_are_sorted_and_break_ties_by_id() -> None:
     for row, count in enumerate([1, 5, 40, 333, 333]):
         order = np.argsort(-x[row], kind="stable")[:count]
         np.testing.assert_array_equal(found.ids[row, :count], order)
-    cut = head(weights, np.full(5, np.exp(-2.5)))
+    cut = head(weights, np.full(5, np.exp(-2.5)), weights.folded.max(axis=1))
     assert [(cut.weights[row] > 0).sum() for row in range(5)] == (x >= x.max(axis=1, keepdims=True) - 2).sum(
         axis=1
     ).tolist()
