@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ArgumentError, InferflowError
 from ..spec.expression import show
-from .filters import largest, weigh
+from .filters import fold, largest, weigh
 from .sampling_params import whole
 
 __all__ = ["Beam", "BeamSearch"]
@@ -73,16 +73,15 @@ class BeamSearch:
     def _continuations(self, logits: np.ndarray) -> tuple[list[int], list[int], list[float]]:
         """The 2·width likeliest continuations of all beams together; of equals, that of the better beam, then the lower id."""
         count = min(2 * self.width, logits.shape[1])
-        weights = weigh(logits, np.ones(len(logits)))
-        best = largest(weights, np.full(len(logits), count))
-        ids, there = best.ids[:, :count], best.weights[:, :count] > 0
-        beams = np.arange(len(logits))[:, None]
-        norm = logits.max(axis=1) + np.log(weights.total)
-        scores = self.scores[:, None] + logits[beams, np.where(there, ids, 0)] - norm[:, None]
-        flat = np.where(there, scores, -np.inf).ravel()
+        rows = fold(logits)
+        best = largest(rows, np.full(len(logits), count))
+        ids, found = best.ids[:, :count], best.logits[:, :count]
+        norm = rows.best + np.log(weigh(rows, np.ones(len(logits))).total)
+        scores = self.scores[:, None] + found - norm[:, None]
+        flat = scores.ravel()
         order = np.argsort(-flat, kind="stable")[: 2 * self.width]
         order = order[flat[order] > -np.inf]
-        return (order // count).tolist(), ids.ravel()[order].tolist(), flat[order].tolist()
+        return (order // ids.shape[1]).tolist(), ids.ravel()[order].tolist(), flat[order].tolist()
 
     def _answer(self, tokens: tuple[int, ...], score: float) -> None:
         beam = Beam(tokens, score / len(tokens) ** self.length_penalty)

@@ -1,8 +1,9 @@
 """Truncation of a batch of distributions, and draws from them, without sorting a vocabulary.
 
 A row is folded into `FOLD` stretches laid over each other, so that its columns' peaks and sums cost one vector pass. Few
-columns reach a floor, and only what they hold is sorted. Every operation is elementwise or along one row: a row's result is
-the same to the last bit whatever rows are beside it.
+columns reach a floor, and only what they hold is sorted. Exponentials of a whole row are taken where its sum is needed: not
+for top-k or min-p. Every operation is elementwise or along one row: a row's result is the same to the last bit whatever rows
+are beside it.
 """
 
 from __future__ import annotations
@@ -14,49 +15,64 @@ import numpy as np
 
 from .sampling_params import SamplingParams
 
-__all__ = ["Head", "Weights", "choose", "draw", "largest", "tail_free", "typical", "weigh"]
+__all__ = ["Head", "Scores", "Weights", "choose", "draw", "fold", "head", "largest", "tail_free", "typical", "weigh"]
 
 Array = np.ndarray
 
 FOLD = 16
 GUESS = 2e-4  # most nuclei lie above this share: at most 5,000 candidates
-TINY = float(np.finfo(np.float32).tiny)
+LOWEST = float(np.finfo(np.float32).min)
+
+
+class Scores(NamedTuple):
+    """Rows of logits: `folded` float32 [rows, FOLD, columns], where token ``f * columns + c`` is at ``[f, c]`` and what is beyond
+    the vocabulary is -inf; `peaks` float32 [rows, columns], the greatest of each column; `best` float32 [rows], of each row."""
+
+    folded: Array
+    peaks: Array
+    best: Array
+
+    def of(self, rows: Array) -> Scores:
+        """Some of the rows."""
+        return self if len(rows) == len(self.best) else Scores(self.folded[rows], self.peaks[rows], self.best[rows])
 
 
 class Weights(NamedTuple):
-    """``exp((logits - max) / temperature)``: `folded` float32 [rows, FOLD, columns], where token ``f * columns + c`` is at
-    ``[f, c]`` and what is beyond the vocabulary is 0; `sums` float32 [rows, columns]; `total` float64 [rows]."""
+    """``exp((logits - best) / temperature)``: `folded` float32 [rows, FOLD, columns]; `sums` float32 [rows, columns]; `total`
+    float64 [rows]."""
 
     folded: Array
     sums: Array
     total: Array
 
-    def of(self, rows: Array) -> Weights:
-        """Some of the rows."""
-        return self if len(rows) == len(self.total) else Weights(self.folded[rows], self.sums[rows], self.total[rows])
-
 
 class Head(NamedTuple):
-    """The greatest weights of each row, in descending order (of equals, the lower id first): `ids` int64 and `weights`
-    float64, both [rows, k], padded with weights of 0."""
+    """The greatest logits of each row, in descending order (of equals, the lower id first): `ids` int64 and `logits` float32,
+    both [rows, k], padded with id 0 and -inf."""
 
     ids: Array
-    weights: Array
+    logits: Array
 
 
-def weigh(logits: Array, temperature: Array) -> Weights:
-    """The weights of `logits` [rows, vocab], float32, whose greatest are finite, at temperatures [rows] above 0."""
+def fold(logits: Array) -> Scores:
+    """The rows of `logits` [rows, vocab], float32."""
     rows, vocab = logits.shape
-    columns = -(-vocab // FOLD)
-    flat = np.empty((rows, columns * FOLD), np.float32)
-    flat[:, vocab:] = 0
-    inner = flat[:, :vocab]
+    if vocab % FOLD:
+        padded = np.full((rows, vocab + -vocab % FOLD), -np.inf, np.float32)
+        padded[:, :vocab] = logits
+        logits = padded
+    folded = logits.reshape(rows, FOLD, -1)
+    peaks = folded.max(axis=1)
+    return Scores(folded, peaks, peaks.max(axis=1))
+
+
+def weigh(scores: Scores, temperature: Array) -> Weights:
+    """The weights of rows whose greatest logits are finite, at temperatures [rows] above 0."""
     with np.errstate(over="ignore", under="ignore"):  # to -inf, whose weight is 0
-        np.subtract(logits, logits.max(axis=1, keepdims=True), out=inner)
+        folded = scores.folded - scores.best[:, None, None]
         if (temperature != 1).any():
-            inner *= (1 / temperature).astype(np.float32)[:, None]
-        np.exp(inner, out=inner)
-    folded = flat.reshape(rows, FOLD, columns)
+            folded *= (1 / temperature).astype(np.float32)[:, None, None]
+        np.exp(folded, out=folded)
     sums = folded.sum(axis=1)
     return Weights(folded, sums, sums.sum(axis=1, dtype=np.float64))
 
@@ -65,8 +81,8 @@ def draw(weights: Weights, uniform: Array) -> Array:
     """A token of each row [rows] by the inverse of its distribution function, at `uniform` [rows] in [0, 1)."""
     rows = np.arange(len(uniform))
     column, rest = _invert(weights.sums, uniform * weights.total)
-    fold, _ = _invert(weights.folded[rows, :, column], rest)
-    return fold * weights.sums.shape[1] + column
+    stretch, _ = _invert(weights.folded[rows, :, column], rest)
+    return stretch * weights.sums.shape[1] + column
 
 
 def _invert(weights: Array, target: Array) -> tuple[Array, Array]:
@@ -78,74 +94,85 @@ def _invert(weights: Array, target: Array) -> tuple[Array, Array]:
     return at, target - (running[rows, at] - weights[rows, at])
 
 
-def largest(weights: Weights, count: Array) -> Head:
-    """At least the `count` [rows] greatest weights of each row, zeros left out."""
-    peaks = weights.folded.max(axis=1)
-    return head(weights, _floor(peaks, count), peaks)
+def largest(scores: Scores, count: Array) -> Head:
+    """At least the `count` [rows] greatest logits of each row; -inf is left out."""
+    return head(scores, _reached_by(scores.peaks, count))
 
 
-def _floor(peaks: Array, count: Array) -> Array:
-    """A weight that at least `count` [rows] weights of the row reach, as so many columns' `peaks` do; 0 where none is known."""
-    floor = np.zeros(len(count))
+def _reached_by(peaks: Array, count: Array) -> Array:
+    """What at least `count` [rows] logits of the row reach, as so many columns' `peaks` do; -inf where none is known."""
+    floor = np.full(len(count), -np.inf)
     for k in np.unique(count[(count > 0) & (count <= peaks.shape[1])]):
         rows = np.flatnonzero(count == k)
-        floor[rows] = np.partition(peaks[rows], -k, axis=1)[:, -k]
+        some = peaks[rows]
+        while some.shape[1] % FOLD == 0 and 4 * k <= some.shape[1] // FOLD:  # fewer columns do as well
+            some = some.reshape(len(rows), FOLD, -1).max(axis=1)
+        floor[rows] = np.partition(some, -k, axis=1)[:, -k]
     return floor
 
 
-def head(weights: Weights, floor: Array, peaks: Array) -> Head:
-    """The weights that are at least `floor` [rows], and not 0; `peaks` [rows, columns] are the columns' greatest."""
-    floor = np.clip(floor, TINY, 1).astype(np.float32)  # the greatest weight is 1
-    row, column = np.nonzero(peaks >= floor[:, None])
-    cells = weights.folded[row, :, column]
-    which, fold = np.nonzero(cells >= floor[row, None])
-    row, column, found = row[which], column[which], cells[which, fold]
+def head(scores: Scores, floor: Array) -> Head:
+    """The logits that are at least `floor` [rows], and not -inf; one that rounds to it may be among them."""
+    floor = np.nextafter(np.clip(floor, LOWEST, scores.best).astype(np.float32), np.float32(LOWEST))
+    row, column = np.nonzero(scores.peaks >= floor[:, None])
+    cells = scores.folded[row, :, column]
+    which, stretch = np.nonzero(cells >= floor[row, None])
+    row, column, found = row[which], column[which], cells[which, stretch]
     counts = np.bincount(row, minlength=len(floor))
     rank = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    # One integer orders by weight, descending, then by id: positive floats compare as their bits do.
+    # One integer orders by logit, descending, then by id: floats of one sign compare as their bits do.
+    bits = found.view(np.int32)
+    order = np.where(bits < 0, bits.view(np.uint32), 0x7FFFFFFF - bits).astype(np.uint64)
     keys = np.full((len(floor), counts.max()), ~np.uint64(0))
-    ids = (fold * peaks.shape[1] + column).astype(np.uint64)
-    keys[row, rank] = (~found.view(np.uint32)).astype(np.uint64) << np.uint64(32) | ids
+    keys[row, rank] = order << np.uint64(32) | (stretch * scores.peaks.shape[1] + column).astype(np.uint64)
     keys.sort(axis=1)
-    bits = ~(keys >> np.uint64(32)).astype(np.uint32)
-    return Head((keys & np.uint64(0xFFFFFFFF)).astype(np.int64), bits.view(np.float32).astype(np.float64))
+    there = np.arange(keys.shape[1]) < counts[:, None]
+    ids = np.where(there, keys & np.uint64(0xFFFFFFFF), np.uint64(0)).astype(np.int64)
+    flat = scores.folded.reshape(len(floor), -1)
+    return Head(ids, np.where(there, np.take_along_axis(flat, ids, axis=1), np.float32(-np.inf)))
 
 
-def choose(weights: Weights, params: Sequence[SamplingParams], mu: Array, uniform: Array) -> tuple[Array, Array]:
+def choose(scores: Scores, params: Sequence[SamplingParams], mu: Array, uniform: Array) -> tuple[Array, Array]:
     """A token of each row after truncation, and its surprise in bits; both [rows]. `mu` [rows] is mirostat's, inf without it.
 
     The order of the filters: top-k, tail-free, typical, top-p, min-p, each on what the ones before it left. All but typical
     keep the likeliest, so what lies below any of their bounds need not be sorted.
     """
-    top_p, min_p, top_k = (_values(params, name) for name in ("top_p", "min_p", "top_k"))
-    peaks = weights.folded.max(axis=1)
+    temperature, top_p, min_p, top_k = (_values(params, name) for name in ("temperature", "top_p", "min_p", "top_k"))
     shaped = (_values(params, "tfs_z") < 1) | (_values(params, "typical_p") < 1)  # these look at all that top-k left
-    floor = _floor(peaks, top_k)
-    floor = np.where(shaped, floor, np.maximum(floor, np.maximum(min_p, weights.total * np.exp2(-mu))))
+    summed = np.flatnonzero((top_p < 1) & (top_k <= 0) & ~shaped | (mu < np.inf))
+    total = np.zeros(len(params))
+    if len(summed):
+        total[summed] = weigh(scores.of(summed), temperature[summed]).total
+    bound = np.where(shaped, 0, np.maximum(min_p, total * np.exp2(-mu)))
     # Tokens below (1 - p) / vocab hold less than 1 - p together, so a nucleus lies above; most lie above GUESS,
     # and the others are looked for again, deeper.
-    nucleus = (top_p < 1) & (top_k <= 0) & (floor == 0) & ~shaped
-    bound = np.where(nucleus, (1 - top_p) * weights.total / weights.folded[0].size, floor)
-    floor = np.where(nucleus, np.maximum(bound, GUESS * weights.total), bound)
+    nucleus = (total > 0) & (bound == 0)
+    bound = np.where(nucleus, (1 - top_p) * total / scores.folded[0].size, bound)
+    share = np.where(nucleus, np.maximum(bound, GUESS * total), bound)
+    highest = _reached_by(scores.peaks, top_k)
     tokens, surprise = np.empty(len(params), np.int64), np.empty(len(params))
     rows = np.arange(len(params))
     while len(rows):
-        some, few = weights.of(rows), [params[row] for row in rows.tolist()]
-        found = head(some, floor[rows], peaks[rows])
-        tokens[rows], surprise[rows] = _pick(found, some.total, few, mu[rows], uniform[rows])
-        reached = np.cumsum(found.weights, axis=1)[:, -1]
-        rows = rows[(floor[rows] > bound[rows]) & (reached < top_p[rows] * some.total)]
-        floor[rows] = np.maximum(bound[rows], floor[rows] / 16)
+        some, few, heat = scores.of(rows), [params[row] for row in rows.tolist()], temperature[rows]
+        with np.errstate(divide="ignore"):
+            found = head(some, np.maximum(highest[rows], some.best + heat * np.log(np.minimum(share[rows], 1))))
+        weights = np.exp((found.logits - some.best[:, None].astype(np.float64)) / heat[:, None])
+        rank, surprise[rows] = _pick(weights, total[rows], few, mu[rows], uniform[rows])
+        tokens[rows] = found.ids[np.arange(len(rows)), rank]
+        reached = np.cumsum(weights, axis=1)[:, -1]
+        rows = rows[(share[rows] > bound[rows]) & (reached < top_p[rows] * total[rows])]
+        share[rows] = np.maximum(bound[rows], share[rows] / 16)
     return tokens, surprise
 
 
 def _pick(
-    found: Head, total: Array, params: Sequence[SamplingParams], mu: Array, uniform: Array
+    weights: Array, total: Array, params: Sequence[SamplingParams], mu: Array, uniform: Array
 ) -> tuple[Array, Array]:
-    """`choose`, from a head that holds everything the filters may leave. Sums run in order, so padding changes none."""
+    """Ranks and surprises, from descending `weights` [rows, k] that hold everything the filters may leave. Sums run in order,
+    so padding changes none."""
     top_k, top_p, min_p = (_values(params, name)[:, None] for name in ("top_k", "top_p", "min_p"))
-    ranks = np.arange(found.weights.shape[1])
-    mass = np.where((top_k <= 0) | (ranks < top_k), found.weights, 0)
+    mass = np.where((top_k <= 0) | (np.arange(weights.shape[1]) < top_k), weights, 0)
     whole = np.where(top_k[:, 0] > 0, np.cumsum(mass, axis=1)[:, -1], total)
     for row, p in enumerate(params):
         if p.tfs_z < 1:
@@ -160,8 +187,7 @@ def _pick(
     mass[:, 1:] *= mass[:, 1:] >= (total * np.exp2(-mu))[:, None]
     left = np.cumsum(mass, axis=1)[:, -1]
     rank, _ = _invert(mass, uniform * left)
-    rows = np.arange(len(rank))
-    return found.ids[rows, rank], np.log2(left / mass[rows, rank])
+    return rank, np.log2(left / mass[np.arange(len(rank)), rank])
 
 
 def tail_free(mass: Array, z: float) -> Array:

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..errors import InferflowError, UnsupportedError
-from .filters import choose, draw, largest, weigh
+from .filters import choose, draw, fold, largest, weigh
 from .penalties import AntiLM, adjusts, forbidden, penalise
 from .sampling_params import SamplingParams
 
@@ -165,7 +165,7 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
 
 def log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
     """Of each row of `logits` [rows, vocab]: the log-probability of its token, and the `counts` likeliest tokens with theirs
-    (fewer where others have no probability in float32)."""
+    (fewer where all others are impossible)."""
     out: list[tuple[float, Top]] = []
     for start in range(0, len(tokens), BLOCK):
         here = slice(start, start + BLOCK)
@@ -174,12 +174,12 @@ def log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int
 
 
 def _log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
-    weights = weigh(logits, np.ones(len(tokens)))
-    best = largest(weights, np.asarray(counts)) if any(counts) else None
-    norm = logits.max(axis=1) + np.log(weights.total)  # float64
+    scores = fold(logits)
+    best = largest(scores, np.asarray(counts)) if any(counts) else None
+    norm = scores.best + np.log(weigh(scores, np.ones(len(tokens))).total)  # float64
     out = []
     for row, (token, count) in enumerate(zip(tokens, counts, strict=True)):
-        ids = best.ids[row, : np.count_nonzero(best.weights[row, :count])].tolist() if best else []
+        ids = best.ids[row, :count][best.logits[row, :count] > -np.inf].tolist() if best else []
         told = [float(logits[row, i] - norm[row]) for i in [token, *ids]]
         out.append((told[0], tuple(zip(ids, told[1:], strict=True))))
     return out
@@ -214,26 +214,25 @@ def _kind(state: SamplerState) -> str | None:
 
 
 def _plain(logits: Array, states: Sequence[SamplerState]) -> Chosen:
-    weights = weigh(logits, np.asarray([s.params.temperature for s in states]))
+    weights = weigh(fold(logits), np.asarray([s.params.temperature for s in states]))
     return draw(weights, np.asarray([s.uniform() for s in states])), 0.0
 
 
 def _filtered(logits: Array, states: Sequence[SamplerState]) -> Chosen:
-    weights = weigh(logits, np.asarray([s.params.temperature for s in states]))
     mu = np.asarray([s.mu if s.params.mirostat else np.inf for s in states])
-    return choose(weights, [s.params for s in states], mu, np.asarray([s.uniform() for s in states]))
+    return choose(fold(logits), [s.params for s in states], mu, np.asarray([s.uniform() for s in states]))
 
 
 def _fsd(logits: Array, states: Sequence[SamplerState]) -> Chosen:
-    weights = weigh(logits, np.asarray([1.0 if s.params.greedy else s.params.temperature for s in states]))
-    best = largest(weights, np.asarray([s.params.fsd_k for s in states]))
+    scores, heat = fold(logits), np.asarray([1.0 if s.params.greedy else s.params.temperature for s in states])
+    best, total = largest(scores, np.asarray([s.params.fsd_k for s in states])), weigh(scores, heat).total
+    likely = np.exp((best.logits - scores.best[:, None].astype(np.float64)) / heat[:, None]) / total[:, None]
     tokens = np.empty(len(states), np.int64)
     for row, state in enumerate(states):
         p, anti = state.params, state.anti
-        ids = best.ids[row, : np.count_nonzero(best.weights[row, : p.fsd_k])]
-        likely = best.weights[row, : len(ids)] / weights.total[row]
-        unlikely = np.asarray([anti.probability(token) if anti else 0.0 for token in ids.tolist()])
-        tokens[row] = ids[np.argmax((1 - p.fsd_alpha) * likely - p.fsd_alpha * unlikely)]
+        ids = best.ids[row, : min(p.fsd_k, np.count_nonzero(likely[row]))].tolist()
+        unlikely = np.asarray([anti.probability(token) if anti else 0.0 for token in ids])
+        tokens[row] = ids[np.argmax((1 - p.fsd_alpha) * likely[row, : len(ids)] - p.fsd_alpha * unlikely)]
     return tokens, 0.0
 
 

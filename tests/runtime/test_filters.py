@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferflow.runtime.filters import FOLD, choose, draw, head, largest, weigh
+from inferflow.runtime.filters import FOLD, choose, draw, fold, head, largest, weigh
 from inferflow.runtime.sampling_params import SamplingParams
 
 Array = np.ndarray
@@ -87,8 +87,7 @@ def wanted(x: Array, p: SamplingParams) -> Array:
 
 def got(x: Array, p: SamplingParams, points: int = 4000) -> Array:
     """The distribution of what `choose` takes, read off at equally spaced points of [0, 1)."""
-    weights = weigh(np.repeat(x[None], 1, axis=0), np.asarray([p.temperature]))
-    many = weights.of(np.zeros(points, int))
+    many = fold(np.repeat(x[None], points, axis=0))
     tokens, _ = choose(many, [p] * points, np.full(points, np.inf), (np.arange(points) + 0.5) / points)
     return np.bincount(tokens, minlength=len(x)) / points
 
@@ -126,9 +125,8 @@ def test_a_wide_nucleus_over_a_large_vocabulary() -> None:
     x = np.random.default_rng(0).standard_normal(30_000).astype(np.float32)
     params = SamplingParams(temperature=1, top_p=0.9)
     want = wanted(x, params)
-    weights = weigh(x[None], np.ones(1))
-    points = (np.arange(500) + 0.5) / 500
-    tokens, surprise = choose(weights.of(np.zeros(500, int)), [params] * 500, np.full(500, np.inf), points)
+    points = (np.arange(100) + 0.5) / 100
+    tokens, surprise = choose(fold(np.repeat(x[None], 100, axis=0)), [params] * 100, np.full(100, np.inf), points)
     order = np.argsort(-want, kind="stable")
     expected = order[np.searchsorted(np.cumsum(want[order]), points)]
     np.testing.assert_array_equal(tokens, expected)
@@ -138,7 +136,7 @@ def test_a_wide_nucleus_over_a_large_vocabulary() -> None:
 def test_draws_follow_the_distribution() -> None:
     for x in rows():
         points = (np.arange(20_000) + 0.5) / 20_000
-        weights = weigh(x[None], np.asarray([0.8])).of(np.zeros(len(points), int))
+        weights = weigh(fold(np.repeat(x[None], len(points), axis=0)), np.full(len(points), 0.8))
         share = np.bincount(draw(weights, points), minlength=len(x)) / len(points)
         np.testing.assert_allclose(share, softmax(x, 0.8), atol=1e-4)
 
@@ -150,21 +148,22 @@ def test_ends_of_the_line(vocab: int) -> None:
     x[:, vocab // 2 :: 3] = -np.inf
     x[:, 0] = 1
     for u in (0.0, 1 - 2.0**-53):
-        tokens = draw(weigh(x, np.ones(2)), np.full(2, u))
+        tokens = draw(weigh(fold(x), np.ones(2)), np.full(2, u))
         assert np.isfinite(x[[0, 1], tokens]).all()
 
 
 def test_heads_are_sorted_and_break_ties_by_id() -> None:
-    x = np.random.default_rng(1).integers(0, 9, (5, 333)).astype(np.float32)
-    weights = weigh(x, np.ones(5))
-    found = largest(weights, np.asarray([1, 5, 40, 333, 400]))
+    x = np.random.default_rng(1).integers(-4, 5, (5, 333)).astype(np.float32)
+    scores = fold(x)
+    found = largest(scores, np.asarray([1, 5, 40, 333, 400]))
     for row, count in enumerate([1, 5, 40, 333, 333]):
         order = np.argsort(-x[row], kind="stable")[:count]
         np.testing.assert_array_equal(found.ids[row, :count], order)
-    cut = head(weights, np.full(5, np.exp(-2.5)), weights.folded.max(axis=1))
-    assert [(cut.weights[row] > 0).sum() for row in range(5)] == (x >= x.max(axis=1, keepdims=True) - 2).sum(
-        axis=1
-    ).tolist()
+        np.testing.assert_array_equal(found.logits[row, :count], x[row, order])
+    cut = head(scores, scores.best - 2.5)
+    assert (
+        np.isfinite(cut.logits).sum(axis=1).tolist() == (x >= x.max(axis=1, keepdims=True) - 2.5).sum(axis=1).tolist()
+    )
 
 
 def test_no_row_sees_another() -> None:
@@ -176,12 +175,12 @@ def test_no_row_sees_another() -> None:
     temperature, mu = np.asarray([p.temperature for p in params]), np.full(12, np.inf)
     mu[5] = 3.0
     for u in rng.random((20, 12)):
-        together = choose(weigh(x, temperature), params, mu, u)
+        together = choose(fold(x), params, mu, u)
         for row in range(12):
             one = slice(row, row + 1)
-            alone = choose(weigh(x[one], temperature[one]), params[one], mu[one], u[one])
+            alone = choose(fold(x[one]), params[one], mu[one], u[one])
             assert (together[0][row], together[1][row]) == (alone[0][0], alone[1][0])
-        np.testing.assert_array_equal(
-            draw(weigh(x, temperature), u),
-            [draw(weigh(x[i : i + 1], temperature[i : i + 1]), u[i : i + 1])[0] for i in range(12)],
-        )
+        drawn = draw(weigh(fold(x), temperature), u)
+        for row in range(12):
+            one = slice(row, row + 1)
+            assert drawn[row] == draw(weigh(fold(x[one]), temperature[one]), u[one])[0]
