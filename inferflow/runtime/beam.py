@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import ArgumentError, InferflowError
 from ..spec.expression import show
-from .filters import fold, largest, weigh
+from .filters import fold, largest, totals
 from .sampling_params import whole
 
 __all__ = ["Beam", "BeamSearch"]
@@ -76,7 +76,7 @@ class BeamSearch:
         rows = fold(logits)
         best = largest(rows, np.full(len(logits), count))
         ids, found = best.ids[:, :count], best.logits[:, :count]
-        norm = rows.best + np.log(weigh(rows, np.ones(len(logits))).total)
+        norm = rows.best + np.log(totals(rows, np.ones(len(logits))))
         scores = self.scores[:, None] + found - norm[:, None]
         flat = scores.ravel()
         order = np.argsort(-flat, kind="stable")[: 2 * self.width]

@@ -15,26 +15,28 @@ import numpy as np
 
 from .sampling_params import SamplingParams
 
-__all__ = ["Head", "Scores", "Weights", "choose", "draw", "fold", "head", "largest", "tail_free", "typical", "weigh"]
+__all__ = ["Head", "Scores", "Weights", "choose", "draw", "fold", "head", "largest", "tail_free", "totals", "typical"]
 
 Array = np.ndarray
 
 FOLD = 16
+BLOCK = 8  # rows weighed at a time: what is made of them stays in a core's cache
 GUESS = 2e-4  # most nuclei lie above this share: at most 5,000 candidates
 LOWEST = float(np.finfo(np.float32).min)
 
 
 class Scores(NamedTuple):
-    """Rows of logits: `folded` float32 [rows, FOLD, columns], where token ``f * columns + c`` is at ``[f, c]`` and what is beyond
-    the vocabulary is -inf; `peaks` float32 [rows, columns], the greatest of each column; `best` float32 [rows], of each row."""
+    """Rows of logits: `folded` float32 [rows, FOLD, columns], where token ``f * columns + c`` is at ``[f, c]`` and what is
+    beyond the vocabulary is -inf; `peaks` float32 [rows, columns], the columns' greatest; `best` float32 [rows], the rows'."""
 
     folded: Array
     peaks: Array
     best: Array
 
-    def of(self, rows: Array) -> Scores:
-        """Some of the rows."""
-        return self if len(rows) == len(self.best) else Scores(self.folded[rows], self.peaks[rows], self.best[rows])
+    def of(self, rows: Array | slice) -> Scores:
+        """Some of the rows; all of them are not copied."""
+        whole = not isinstance(rows, slice) and len(rows) == len(self.best)
+        return self if whole else Scores(self.folded[rows], self.peaks[rows], self.best[rows])
 
 
 class Weights(NamedTuple):
@@ -77,8 +79,22 @@ def weigh(scores: Scores, temperature: Array) -> Weights:
     return Weights(folded, sums, sums.sum(axis=1, dtype=np.float64))
 
 
-def draw(weights: Weights, uniform: Array) -> Array:
+def totals(scores: Scores, temperature: Array) -> Array:
+    """The sum of each row's weights, float64 [rows]."""
+    return np.concatenate([weigh(scores.of(some), temperature[some]).total for some in _blocks(len(temperature))])
+
+
+def draw(scores: Scores, temperature: Array, uniform: Array) -> Array:
     """A token of each row [rows] by the inverse of its distribution function, at `uniform` [rows] in [0, 1)."""
+    blocks = _blocks(len(uniform))
+    return np.concatenate([_draw(weigh(scores.of(some), temperature[some]), uniform[some]) for some in blocks])
+
+
+def _blocks(rows: int) -> list[slice]:
+    return [slice(start, start + BLOCK) for start in range(0, rows, BLOCK)]
+
+
+def _draw(weights: Weights, uniform: Array) -> Array:
     rows = np.arange(len(uniform))
     column, rest = _invert(weights.sums, uniform * weights.total)
     stretch, _ = _invert(weights.folded[rows, :, column], rest)
@@ -143,7 +159,7 @@ def choose(scores: Scores, params: Sequence[SamplingParams], mu: Array, uniform:
     summed = np.flatnonzero((top_p < 1) & (top_k <= 0) & ~shaped | (mu < np.inf))
     total = np.zeros(len(params))
     if len(summed):
-        total[summed] = weigh(scores.of(summed), temperature[summed]).total
+        total[summed] = totals(scores.of(summed), temperature[summed])
     bound = np.where(shaped, 0, np.maximum(min_p, total * np.exp2(-mu)))
     # Tokens below (1 - p) / vocab hold less than 1 - p together, so a nucleus lies above; most lie above GUESS,
     # and the others are looked for again, deeper.

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..errors import InferflowError, UnsupportedError
-from .filters import choose, draw, fold, largest, weigh
+from .filters import choose, draw, fold, largest, totals
 from .penalties import AntiLM, adjusts, forbidden, penalise
 from .sampling_params import SamplingParams
 
@@ -26,7 +26,6 @@ Array = np.ndarray
 Top = tuple[tuple[int, float], ...]
 
 RANDOM_FSD_TOKENS = 10
-BLOCK = 8  # rows at a time: what is made of them stays in a core's cache
 
 
 class Constraint(Protocol):
@@ -148,11 +147,13 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
                 errors[row] = _nothing_left()
     surprise = np.zeros(len(states))
     for kind, members in _kinds(states, errors).items():
-        for start in range(0, len(members), BLOCK):
-            some = members[start : start + BLOCK]
-            run = some[-1] - some[0] == len(some) - 1 and adjusted.keys().isdisjoint(some)
-            part = logits[some[0] : some[-1] + 1] if run else np.stack([adjusted.get(row, logits[row]) for row in some])
-            tokens[some], surprise[some] = _KINDS[kind](part, [states[row] for row in some])
+        run = members[-1] - members[0] == len(members) - 1 and adjusted.keys().isdisjoint(members)
+        part = (
+            logits[members[0] :][: len(members)]
+            if run
+            else np.stack([adjusted.get(row, logits[row]) for row in members])
+        )
+        tokens[members], surprise[members] = _KINDS[kind](part, [states[row] for row in members])
     asked = [row for row, s in enumerate(states) if s.params.logprobs is not None and row not in errors]
     counts = [states[row].params.logprobs or 0 for row in asked]
     told = dict(zip(asked, log_probabilities(logits[asked], tokens[asked].tolist(), counts), strict=True))
@@ -166,18 +167,12 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
 def log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
     """Of each row of `logits` [rows, vocab]: the log-probability of its token, and the `counts` likeliest tokens with theirs
     (fewer where all others are impossible)."""
-    out: list[tuple[float, Top]] = []
-    for start in range(0, len(tokens), BLOCK):
-        here = slice(start, start + BLOCK)
-        out += _log_probabilities(logits[here], tokens[here], counts[here])
-    return out
-
-
-def _log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
+    if not len(tokens):
+        return []
     scores = fold(logits)
     best = largest(scores, np.asarray(counts)) if any(counts) else None
-    norm = scores.best + np.log(weigh(scores, np.ones(len(tokens))).total)  # float64
-    out = []
+    norm = scores.best + np.log(totals(scores, np.ones(len(tokens))))  # float64
+    out: list[tuple[float, Top]] = []
     for row, (token, count) in enumerate(zip(tokens, counts, strict=True)):
         ids = best.ids[row, :count][best.logits[row, :count] > -np.inf].tolist() if best else []
         told = [float(logits[row, i] - norm[row]) for i in [token, *ids]]
@@ -214,8 +209,8 @@ def _kind(state: SamplerState) -> str | None:
 
 
 def _plain(logits: Array, states: Sequence[SamplerState]) -> Chosen:
-    weights = weigh(fold(logits), np.asarray([s.params.temperature for s in states]))
-    return draw(weights, np.asarray([s.uniform() for s in states])), 0.0
+    heat = np.asarray([s.params.temperature for s in states])
+    return draw(fold(logits), heat, np.asarray([s.uniform() for s in states])), 0.0
 
 
 def _filtered(logits: Array, states: Sequence[SamplerState]) -> Chosen:
@@ -225,7 +220,7 @@ def _filtered(logits: Array, states: Sequence[SamplerState]) -> Chosen:
 
 def _fsd(logits: Array, states: Sequence[SamplerState]) -> Chosen:
     scores, heat = fold(logits), np.asarray([1.0 if s.params.greedy else s.params.temperature for s in states])
-    best, total = largest(scores, np.asarray([s.params.fsd_k for s in states])), weigh(scores, heat).total
+    best, total = largest(scores, np.asarray([s.params.fsd_k for s in states])), totals(scores, heat)
     likely = np.exp((best.logits - scores.best[:, None].astype(np.float64)) / heat[:, None]) / total[:, None]
     tokens = np.empty(len(states), np.int64)
     for row, state in enumerate(states):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferflow.runtime.filters import FOLD, choose, draw, fold, head, largest, weigh
+from inferflow.runtime.filters import FOLD, choose, draw, fold, head, largest
 from inferflow.runtime.sampling_params import SamplingParams
 
 Array = np.ndarray
@@ -136,8 +136,8 @@ def test_a_wide_nucleus_over_a_large_vocabulary() -> None:
 def test_draws_follow_the_distribution() -> None:
     for x in rows():
         points = (np.arange(20_000) + 0.5) / 20_000
-        weights = weigh(fold(np.repeat(x[None], len(points), axis=0)), np.full(len(points), 0.8))
-        share = np.bincount(draw(weights, points), minlength=len(x)) / len(points)
+        scores = fold(np.repeat(x[None], len(points), axis=0))
+        share = np.bincount(draw(scores, np.full(len(points), 0.8), points), minlength=len(x)) / len(points)
         np.testing.assert_allclose(share, softmax(x, 0.8), atol=1e-4)
 
 
@@ -148,7 +148,7 @@ def test_ends_of_the_line(vocab: int) -> None:
     x[:, vocab // 2 :: 3] = -np.inf
     x[:, 0] = 1
     for u in (0.0, 1 - 2.0**-53):
-        tokens = draw(weigh(fold(x), np.ones(2)), np.full(2, u))
+        tokens = draw(fold(x), np.ones(2), np.full(2, u))
         assert np.isfinite(x[[0, 1], tokens]).all()
 
 
@@ -180,7 +180,7 @@ def test_no_row_sees_another() -> None:
             one = slice(row, row + 1)
             alone = choose(fold(x[one]), params[one], mu[one], u[one])
             assert (together[0][row], together[1][row]) == (alone[0][0], alone[1][0])
-        drawn = draw(weigh(fold(x), temperature), u)
+        drawn = draw(fold(x), temperature, u)
         for row in range(12):
             one = slice(row, row + 1)
-            assert drawn[row] == draw(weigh(fold(x[one]), temperature[one]), u[one])[0]
+            assert drawn[row] == draw(fold(x[one]), temperature[one], u[one])[0]
