@@ -16,10 +16,12 @@ EXTRAS = {
     "torch": ["torch>=2.4"],
     "cuda": ["cupy-cuda12x>=13.0", "nvidia-nccl-cu12>=2.20"],
     "plot": ["matplotlib>=3.8"],
+    "structured": ["llguidance>=1.0"],
     "test": [
         "accelerate>=1.0",  # transformers reads GGUF files with it
         "hypothesis>=6.100",
         "import-linter>=2.0",
+        "llguidance>=1.0",
         "matplotlib>=3.8",
         "mypy>=1.11",
         "pytest>=8.0",

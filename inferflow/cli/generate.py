@@ -75,7 +75,8 @@ def generate(prompt: str | None, **options: Any) -> None:
     from inferflow.runtime.sampler import SamplingParams
 
     text = read_prompt(prompt)
-    params = SamplingParams(**{name: options[name] for name in SamplingParams.__dataclass_fields__})  # refused early
+    known = SamplingParams.__dataclass_fields__.keys() & options.keys()
+    params = SamplingParams(**{name: options[name] for name in known})  # refused early
     path = find_model(options["model"], options["offline"])
     room = naming(max_tokens="--max-tokens", max_model_len="--max-model-len")
     with room, open_llm(path, options, max_model_len=options["max_model_len"]) as llm:

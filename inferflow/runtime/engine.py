@@ -21,7 +21,7 @@ from .batch import Span, StepBatch
 from .blocks import BlockPool, root
 from .executor import Cache, Executor
 from .memory import free_memory, plan_memory
-from .sampler import SamplingParams, sample
+from .sampler import Constraint, NotFiniteError, Sampled, SamplerState, SamplingParams, sample
 from .scheduler import Options, Scheduler
 from .sequence import Event, Sequence
 
@@ -79,10 +79,11 @@ class Engine:
         priority: int = 0,
         deadline: float | None = None,
         extras: Mapping[str, object] | None = None,
+        constraint: Constraint | None = None,
     ) -> Sequence:
         """Queue a prompt; `index` is the answer's number among those with the same seed. The smallest `priority` goes first,
         where the policy looks at it. After `deadline`, of the engine's clock, the sequence ends with DeadlineError. Prompts
-        with other `extras`, such as ``{"cache_salt": …}``, share no prefix.
+        with other `extras`, such as ``{"cache_salt": …}``, share no prefix. `constraint`: the structure that `params` asks for.
 
         Raises ArgumentError for an empty prompt, an id out of the vocabulary, or one that can never fit; QueueFullError.
         """
@@ -101,23 +102,37 @@ class Engine:
                 reason, where="prompt", fix="shorten it, lower max_tokens, or give the cache more blocks"
             )
         self._check_queue(len(ids))
-        seed = secrets.randbits(63) if params.seed is None else params.seed + (index << 64)
-        sequence = Sequence(list(ids), params, limit, seed, len(ids), next(self.arrivals), priority, deadline)
+        params.check_vocabulary(self.graph.vocab)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        sampler = SamplerState(params, ids, seed, index, ends=self.eos, constraint=constraint)
+        sequence = Sequence(list(ids), params, limit, sampler, len(ids), next(self.arrivals), priority, deadline)
         # Keys that were rotated for a shorter sequence are not those of a longer one, where the scaling looks at the length.
         lengths = [rope_length(rope, limit) for rope in self.ropes]
         sequence.root = root({"extras": dict(extras or {}), "rope_lengths": lengths})
         self._enter(sequence)
         return sequence
 
-    def fork(self, parent: Sequence, index: int, ids: list[int] | None = None) -> Sequence:
+    def fork(
+        self, parent: Sequence, index: int, ids: list[int] | None = None, constraint: Constraint | None = None
+    ) -> Sequence:
         """Another answer to the prompt of `parent`; or one that goes on from `ids`, as a beam does. Blocks of what both have in
         common are shared, once they are computed, and copied when one of the two writes. Raises QueueFullError."""
         own = list(parent.ids[: parent.prompt] if ids is None else ids)
         self.check(own)
         self._check_queue(len(own))
-        seed = parent.seed + (index << 64)
+        sampler = SamplerState(
+            parent.params, own[: parent.prompt], parent.sampler.seed, index, generated=own[parent.prompt :], ends=self.eos,
+            constraint=constraint,
+        )  # fmt: skip
         sequence = Sequence(
-            own, parent.params, parent.limit, seed, parent.prompt, next(self.arrivals), parent.priority, parent.deadline
+            own,
+            parent.params,
+            parent.limit,
+            sampler,
+            parent.prompt,
+            next(self.arrivals),
+            parent.priority,
+            parent.deadline,
         )
         sequence.root = parent.root
         differ = (n for n, (a, b) in enumerate(zip(own, parent.ids, strict=False)) if a != b)
@@ -159,8 +174,8 @@ class Engine:
         batch, ready = step_batch(work)
         logits = self.executor.run(batch, self.cache)
         self.scheduler.ran(work)
-        tokens = choose(logits, ready)
-        return [self.advance(sequence, token) for sequence, token in zip(ready, tokens, strict=True)] + self.expire()
+        sampled = sample(logits, [sequence.sampler for sequence in ready])
+        return [self.advance(sequence, one) for sequence, one in zip(ready, sampled, strict=True)] + self.expire()
 
     def run(self) -> Iterator[Event]:
         """Steps until nothing is left. Raises the error of a sequence that fails."""
@@ -181,17 +196,22 @@ class Engine:
 
     # ------------------------------------------------------------------ after a step
 
-    def advance(self, sequence: Sequence, token: int | None) -> Event:
-        """Take the new token; finish on an end token or at the limit. No token fails this sequence, and no other."""
-        if token is None:
+    def advance(self, sequence: Sequence, sampled: Sampled | InferflowError) -> Event:
+        """Take one token; finish on an end token or at the limit. An error ends this sequence, and no other."""
+        if isinstance(sampled, Sampled):
+            try:
+                sequence.sampler.push(sampled)
+            except InferflowError as error:
+                sampled = error
+        if isinstance(sampled, InferflowError):
             self.end(sequence, "error")
-            fix = "the weights are corrupt, or the spec is wrong"
-            if self.cache.kind == "f16":
-                fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
-            error = InferflowError("the model gives no finite logits", where="step", fix=fix)
-            return Event(sequence, None, "error", error)
+            if isinstance(sampled, NotFiniteError) and self.cache.kind == "f16":
+                sampled.fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
+            return Event(sequence, None, "error", sampled)
+        token = sampled.token
         sequence.ids.append(token)
-        if token in self.eos and not sequence.params.ignore_eos:
+        ends = token in self.eos and not sequence.params.ignore_eos
+        if ends or token in sequence.params.stop_token_ids:
             self.end(sequence, "stop")
         elif len(sequence.ids) >= sequence.limit:
             self.end(sequence, "length")
@@ -257,17 +277,3 @@ def step_batch(work: Many[tuple[Sequence, int]]) -> tuple[StepBatch, list[Sequen
             ready.append(sequence)
     ids, where = np.asarray(tokens, np.int64), np.asarray(positions, np.int64)
     return StepBatch(ids, where, tuple(spans), np.asarray(rows, np.int64)), ready
-
-
-def choose(logits: np.ndarray, sequences: Many[Sequence]) -> list[int | None]:
-    """The next token of each, from its row of logits; None where they are not finite."""
-    tokens: list[int | None] = []
-    for row, sequence in zip(logits, sequences, strict=True):
-        best = int(row.argmax())  # where a NaN is, if there is one
-        if not np.isfinite(row[best]):
-            tokens.append(None)
-        elif sequence.params.temperature == 0:
-            tokens.append(best)
-        else:
-            tokens.append(sample(row, sequence.params, sequence.seed, len(sequence.ids)))
-    return tokens

@@ -1,107 +1,246 @@
-"""Choosing the next token: greedy, or from the distribution that temperature, top-k, top-p and min-p leave.
+"""Choosing the next tokens of a batch of sequences.
 
-Randomness is a function of (seed, sequence index, position) alone, so an answer does not depend on what ran beside it.
+In this order: bias and penalties; forbidden tokens; temperature; the filters (`filters.choose`); a draw. Randomness is a
+function of (seed, sequence index, position) alone, and a row's arithmetic does not touch the others': what runs beside a
+sequence changes neither its tokens nor their log-probabilities.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import ArgumentError
-from ..spec.expression import show
+from ..errors import InferflowError, UnsupportedError
+from .filters import choose, draw, fold, largest, totals
+from .penalties import AntiLM, adjusts, forbidden, penalise
+from .sampling_params import SamplingParams
 
-__all__ = ["SamplingParams", "probabilities", "sample"]
+__all__ = ["Constraint", "NotFiniteError", "Sampled", "SamplerState", "SamplingParams", "log_probabilities", "sample"]
+
+Array = np.ndarray
+Top = tuple[tuple[int, float], ...]
+
+RANDOM_FSD_TOKENS = 10
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """How to generate. Values out of range raise ArgumentError before anything runs.
+class Constraint(Protocol):
+    """What the text may go on with: a structure that is being filled."""
 
-    `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `seed` None draws a fresh one; `max_tokens` None is
-    128, or what fits; `stop` are strings that end the text (and are not part of it).
+    def mask(self) -> Array:
+        """bool [vocab], true where a token may come. Raises InferflowError."""
+        ...
+
+    def push(self, token: int) -> None:
+        """The text goes on with `token`. Raises InferflowError."""
+        ...
+
+
+class NotFiniteError(InferflowError):
+    """The greatest logit is NaN or infinite."""
+
+
+class Sampled(NamedTuple):
+    """A token. `logprob` and `top` (the likeliest tokens with theirs) are set where the request asks for them, and are of the
+    model's own distribution; `surprise` is the token's under the one it was drawn from, in bits, where mirostat asks."""
+
+    token: int
+    logprob: float | None = None
+    top: Top = ()
+    surprise: float = 0.0
+
+
+class SamplerState:
+    """What choosing one sequence's next token needs to know of it.
+
+    It can be made again from (params, prompt, generated), so an answer survives preemption and restarts; but for mirostat,
+    whose `mu` follows from the surprises of the tokens and must be handed on. `ends`: ids that end the text, which
+    `min_tokens` forbids. `constraint`: the structure asked for, at its beginning.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    ignore_eos: bool = False
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int], seed: int, index: int = 0, *, generated: Iterable[int] = (),
+        ends: Collection[int] = (), constraint: Constraint | None = None, mu: float | None = None,
+    ) -> None:  # fmt: skip
+        if params.structured is not None and constraint is None:
+            fix = "compile it with inferflow.runtime.structured"
+            raise UnsupportedError("nothing holds the answer to it", where=params.structured[0], fix=fix)
+        self.params = params
+        self.seed = seed
+        self.index = index
+        self.ids = array("q", prompt)
+        self.prompt = len(self.ids)
+        self.ends = sorted({*ends, *params.stop_token_ids})
+        self.constraint = constraint
+        self.mu = 2 * params.mirostat_tau if mu is None else mu
+        self.counts: Counter[int] = Counter()  # of the answer
+        self.seen = dict.fromkeys(self.ids)
+        self.anti = AntiLM(params.fsd_n, params.fsd_beta, self.ids) if params.fsd_alpha > 0 else None
+        self.adjusts = constraint is not None or adjusts(params)
+        for token in generated:
+            self._append(token)
 
-    def __post_init__(self) -> None:
-        self._normalise()
-        stops: Sequence[object] = self.stop
-        checks: list[tuple[str, bool, str]] = [
-            ("temperature", _number(self.temperature) and 0 <= self.temperature <= 100, "a number from 0 to 100"),
-            ("top_k", _whole(self.top_k) and self.top_k >= 0, "a whole number, 0 for off"),
-            ("top_p", _number(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("min_p", _number(self.min_p) and 0 <= self.min_p < 1, "at least 0 and below 1"),
-            (
-                "seed",
-                self.seed is None or (_whole(self.seed) and 0 <= self.seed < 1 << 64),
-                "a whole number below 2^64",
-            ),
-            ("max_tokens", self.max_tokens is None or (_whole(self.max_tokens) and self.max_tokens > 0), "at least 1"),
-            (
-                "stop",
-                isinstance(stops, tuple) and all(isinstance(s, str) and s for s in stops) and len(stops) <= 64,
-                "up to 64 strings, none empty",
-            ),
-            ("ignore_eos", isinstance(self.ignore_eos, bool), "True or False"),
-        ]
-        for name, good, want in checks:
-            if not good:
-                raise ArgumentError(f"it is {show(getattr(self, name))}", where=name, fix=f"it must be {want}")
+    def push(self, sampled: Sampled) -> None:
+        """The sequence goes on with `sampled`. Raises the constraint's InferflowError."""
+        self._append(sampled.token)
+        if self.params.mirostat:  # Basu et al. 2021, arXiv:2007.14966, version 2
+            self.mu -= self.params.mirostat_eta * (sampled.surprise - self.params.mirostat_tau)
 
-    def _normalise(self) -> None:
-        """NumPy's numbers become Python's; one stop string, none, or any collection of them becomes a tuple."""
-        for name in self.__dataclass_fields__:
-            value = getattr(self, name)
-            if isinstance(value, np.integer | np.floating):
-                object.__setattr__(self, name, value.item())
-        given: object = self.stop
-        stop = () if given is None else (given,) if isinstance(given, str) else given
-        if isinstance(stop, Iterable) and not isinstance(stop, bytes):
-            object.__setattr__(self, "stop", tuple(stop))
+    def _append(self, token: int) -> None:
+        self.ids.append(token)
+        self.counts[token] += 1
+        self.seen[token] = None
+        if self.anti is not None:
+            self.anti.push(token)
+        if self.constraint is not None and token not in self.ends:
+            self.constraint.push(token)
 
+    def uniform(self, draw: int = 0) -> float:
+        """A number in [0, 1) for the next position. A hash of a counter, so there is no state to lose (Salmon et al. 2011)."""
+        counter = b"%d %d %d %d" % (self.seed, self.index, len(self.ids), draw)
+        return (int.from_bytes(hashlib.blake2b(counter, digest_size=8).digest(), "little") >> 11) * 2.0**-53
 
-def _number(value: object) -> bool:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole or (isinstance(value, float) and math.isfinite(value))
+    def changes_logits(self) -> bool:
+        return self.adjusts or len(self.ids) - self.prompt < self.params.min_tokens
 
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The distribution over the vocabulary (float64, sums to 1). The filters apply in the order top-k, top-p, min-p, on the
-    distribution at the given temperature."""
-    scores = logits.astype(np.float64)
-    with np.errstate(over="ignore"):  # the greatest is 0 at any temperature, however small; others may become -inf
-        scores = (scores - scores.max()) / params.temperature
-    if 0 < params.top_k < len(scores):
-        kth = np.partition(scores, -params.top_k)[-params.top_k]
-        scores = np.where(scores >= kth, scores, -np.inf)
-    p = np.exp(scores)
-    p /= p.sum()
-    if params.top_p < 1:
-        order = np.argsort(-p, kind="stable")
-        before = np.cumsum(p[order]) - p[order]
-        p[order[before >= params.top_p]] = 0  # the token that crosses the line stays
-    if params.min_p > 0:
-        p[p < params.min_p * p.max()] = 0
-    return np.asarray(p / p.sum())
+    def adjusted(self, logits: Array) -> Array:
+        """The logits after bias and penalties, forbidden tokens at -inf; a copy. Raises the constraint's InferflowError."""
+        p, out = self.params, logits.copy()
+        penalise(out, p, self.ids, np.fromiter(self.seen, np.int64, len(self.seen)), self.counts)
+        if p.allowed_token_ids is not None:
+            rest = np.ones(len(out), bool)
+            rest[list(p.allowed_token_ids)] = False
+            out[rest] = -np.inf
+        out[forbidden(p, self.ids)] = -np.inf
+        if self.constraint is not None:
+            mask = self.constraint.mask()
+            out[: len(mask)][~mask[: len(out)]] = -np.inf
+            out[len(mask) :] = -np.inf
+        if len(self.ids) - self.prompt < p.min_tokens:
+            out[self.ends] = -np.inf
+        return out
 
 
-def sample(logits: np.ndarray, params: SamplingParams, seed: int, position: int) -> int:
-    """The next token's id from `logits` [vocab], at a temperature above 0."""
-    p = probabilities(logits, params)
-    draw = np.random.default_rng([seed, position]).random()
-    return int(min(np.searchsorted(np.cumsum(p), draw, side="right"), np.flatnonzero(p)[-1]))
+def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | InferflowError]:
+    """The next token of each row of `logits`, float32 [rows, vocab], which is left as it is; or why that row has none: it is
+    not finite, or nothing is allowed. The states are not changed: `SamplerState.push` does that.
+
+    Ids beyond the tokenizer's vocabulary are for the caller to cut off: ``logits[:, :size]``.
+    """
+    tokens = logits.argmax(axis=1)  # where a NaN is, if there is one
+    finite = np.isfinite(logits[np.arange(len(tokens)), tokens])
+    errors: dict[int, InferflowError] = {row: _not_finite() for row in np.flatnonzero(~finite).tolist()}
+    adjusted: dict[int, Array] = {}
+    for row, state in enumerate(states):
+        if row not in errors and state.changes_logits():
+            try:
+                adjusted[row] = state.adjusted(logits[row])
+            except InferflowError as error:
+                errors[row] = error
+                continue
+            tokens[row] = adjusted[row].argmax()
+            if adjusted[row][tokens[row]] == -np.inf:
+                errors[row] = _nothing_left()
+    surprise = np.zeros(len(states))
+    for kind, members in _kinds(states, errors).items():
+        run = members[-1] - members[0] == len(members) - 1 and adjusted.keys().isdisjoint(members)
+        part = (
+            logits[members[0] :][: len(members)]
+            if run
+            else np.stack([adjusted.get(row, logits[row]) for row in members])
+        )
+        tokens[members], surprise[members] = _KINDS[kind](part, [states[row] for row in members])
+    asked = [row for row, s in enumerate(states) if s.params.logprobs is not None and row not in errors]
+    counts = [states[row].params.logprobs or 0 for row in asked]
+    told = dict(zip(asked, log_probabilities(logits[asked], tokens[asked].tolist(), counts), strict=True))
+    out: list[Sampled | InferflowError] = []
+    for row, (token, bits) in enumerate(zip(tokens.tolist(), surprise.tolist(), strict=True)):
+        logprob, top = told.get(row, (None, ()))
+        out.append(errors.get(row) or Sampled(token, logprob, top, bits))
+    return out
+
+
+def log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
+    """Of each row of `logits` [rows, vocab]: the log-probability of its token, and the `counts` likeliest tokens with theirs
+    (fewer where all others are impossible)."""
+    if not len(tokens):
+        return []
+    scores = fold(logits)
+    best = largest(scores, np.asarray(counts)) if any(counts) else None
+    norm = scores.best + np.log(totals(scores, np.ones(len(tokens))))  # float64
+    out: list[tuple[float, Top]] = []
+    for row, (token, count) in enumerate(zip(tokens, counts, strict=True)):
+        ids = best.ids[row, :count][best.logits[row, :count] > -np.inf].tolist() if best else []
+        told = [float(logits[row, i] - norm[row]) for i in [token, *ids]]
+        out.append((told[0], tuple(zip(ids, told[1:], strict=True))))
+    return out
+
+
+# ---------------------------------------------------------------------- the kinds of rows
+
+Chosen = tuple[Array, Array | float]
+"""Tokens and surprises, [rows]."""
+
+
+def _kinds(states: Sequence[SamplerState], errors: Collection[int]) -> dict[str, list[int]]:
+    """The rows that the greatest logit does not settle, by how their token is found."""
+    kinds: dict[str, list[int]] = {}
+    for row, state in enumerate(states):
+        kind = None if row in errors else _kind(state)
+        if kind is not None:
+            kinds.setdefault(kind, []).append(row)
+    return kinds
+
+
+def _kind(state: SamplerState) -> str | None:
+    p = state.params
+    sampled = p.fsd_random and len(state.ids) - state.prompt < RANDOM_FSD_TOKENS and state.uniform(1) < 0.5
+    if p.fsd_alpha > 0 and not sampled:
+        return "fsd"
+    if p.greedy:
+        return None
+    if p.top_k <= 0 and (p.tfs_z < 1 or p.typical_p < 1):  # these sort the whole vocabulary
+        return "sorted"
+    return "filtered" if p.top_k > 0 or p.top_p < 1 or p.min_p > 0 or p.mirostat else "plain"
+
+
+def _plain(logits: Array, states: Sequence[SamplerState]) -> Chosen:
+    heat = np.asarray([s.params.temperature for s in states])
+    return draw(fold(logits), heat, np.asarray([s.uniform() for s in states])), 0.0
+
+
+def _filtered(logits: Array, states: Sequence[SamplerState]) -> Chosen:
+    mu = np.asarray([s.mu if s.params.mirostat else np.inf for s in states])
+    return choose(fold(logits), [s.params for s in states], mu, np.asarray([s.uniform() for s in states]))
+
+
+def _fsd(logits: Array, states: Sequence[SamplerState]) -> Chosen:
+    scores, heat = fold(logits), np.asarray([1.0 if s.params.greedy else s.params.temperature for s in states])
+    best, total = largest(scores, np.asarray([s.params.fsd_k for s in states])), totals(scores, heat)
+    likely = np.exp((best.logits - scores.best[:, None].astype(np.float64)) / heat[:, None]) / total[:, None]
+    tokens = np.empty(len(states), np.int64)
+    for row, state in enumerate(states):
+        p, anti = state.params, state.anti
+        ids = best.ids[row, : min(p.fsd_k, np.count_nonzero(likely[row]))].tolist()
+        unlikely = np.asarray([anti.probability(token) if anti else 0.0 for token in ids])
+        tokens[row] = ids[np.argmax((1 - p.fsd_alpha) * likely[row, : len(ids)] - p.fsd_alpha * unlikely)]
+    return tokens, 0.0
+
+
+_KINDS: dict[str, Callable[[Array, Sequence[SamplerState]], Chosen]] = {
+    "plain": _plain, "filtered": _filtered, "sorted": _filtered, "fsd": _fsd,
+}  # fmt: skip
+
+
+def _not_finite() -> NotFiniteError:
+    fix = "the weights are corrupt, or the spec is wrong"
+    return NotFiniteError("the model gives no finite logits", where="step", fix=fix)
+
+
+def _nothing_left() -> InferflowError:
+    fix = "allow more tokens, or ask for another structure"
+    return InferflowError("no token is allowed here", where="step", fix=fix)

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ..errors import InferflowError
-from .sampler import SamplingParams
+from .sampler import SamplerState, SamplingParams
 from .swap import Saved
 
 __all__ = ["Event", "Sequence"]
@@ -22,7 +22,7 @@ class Sequence:
     ids: list[int]
     params: SamplingParams
     limit: int  # tokens it may have in all
-    seed: int
+    sampler: SamplerState
     prompt: int
     arrival: int  # its number: earlier ones are smaller
     priority: int = 0  # smaller goes first

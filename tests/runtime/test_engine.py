@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferflow.errors import ArgumentError, UnsupportedError
+from inferflow.errors import ArgumentError, InferflowError, UnsupportedError
 from inferflow.runtime.blocks import BlockPool
 from inferflow.runtime.engine import Engine, Options
 from inferflow.runtime.executor import ReferenceExecutor
 from inferflow.runtime.model import Model, load_model
-from inferflow.runtime.sampler import SamplingParams, probabilities, sample
+from inferflow.runtime.sampler import SamplingParams
 from tests.tiny import write
 
 
@@ -113,44 +113,6 @@ def test_block_pool_never_gives_twice() -> None:
         pool.give(a)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -1), ("temperature", float("nan")), ("temperature", "hot"), ("top_k", -1), ("top_k", 1.5), ("top_p", 0),
-        ("top_p", 1.1), ("min_p", 1), ("min_p", -0.1), ("seed", -1), ("seed", 1 << 64), ("max_tokens", 0), ("max_tokens", True),
-        ("stop", [""]), ("stop", [3]),
-    ],
-)  # fmt: skip
-def test_sampling_parameters_out_of_range(name: str, value: object) -> None:
-    with pytest.raises(ArgumentError) as caught:
-        SamplingParams(**{name: value})
-    assert caught.value.where == name
-    assert caught.value.fix
-
-
-def test_filters_keep_what_they_say() -> None:
-    logits = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03]))
-    assert np.count_nonzero(probabilities(logits, SamplingParams(temperature=1, top_k=2))) == 2
-    np.testing.assert_allclose(probabilities(logits, SamplingParams(temperature=1, top_k=2)), [2 / 3, 1 / 3, 0, 0, 0])
-    assert np.count_nonzero(probabilities(logits, SamplingParams(temperature=1, top_p=0.7))) == 2
-    assert np.count_nonzero(probabilities(logits, SamplingParams(temperature=1, top_p=0.76))) == 3
-    assert np.count_nonzero(probabilities(logits, SamplingParams(temperature=1, min_p=0.2))) == 3
-    cold = probabilities(logits, SamplingParams(temperature=0.1))
-    assert cold[0] > 0.99
-    tiny = probabilities(logits * 1e4, SamplingParams(temperature=1e-3, top_p=0.5, min_p=0.5))
-    np.testing.assert_array_equal(tiny, [1, 0, 0, 0, 0])
-
-
-def test_sampling_follows_the_distribution_and_the_seed() -> None:
-    logits = np.log(np.array([0.6, 0.3, 0.1]))
-    params = SamplingParams(temperature=1)
-    draws = [sample(logits, params, seed, 0) for seed in range(3000)]
-    share = np.bincount(draws, minlength=3) / len(draws)
-    np.testing.assert_allclose(share, [0.6, 0.3, 0.1], atol=0.03)
-    assert [sample(logits, params, 7, p) for p in range(50)] == [sample(logits, params, 7, p) for p in range(50)]
-    assert len({tuple(sample(logits, params, s, p) for p in range(20)) for s in range(5)}) == 5
-
-
 def test_sampled_answers_do_not_depend_on_company(model: Model) -> None:
     params = SamplingParams(temperature=1.3, top_p=0.9, seed=11, max_tokens=10, ignore_eos=True)
     alone = engine(model)
@@ -165,8 +127,77 @@ def test_sampled_answers_do_not_depend_on_company(model: Model) -> None:
     assert got.ids == want.ids
 
 
+KINDS: list[dict[str, Any]] = [
+    {}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.2, "top_k": 9, "logprobs": 2},
+    {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0}, {"repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    {"dry_multiplier": 1.0}, {"fsd_alpha": 0.6}, {"temperature": 1.0, "typical_p": 0.8},
+    {"logit_bias": {9: 4}, "min_tokens": 5},
+]  # fmt: skip
+
+
+def test_every_kind_of_sampling_is_the_same_in_company(model: Model) -> None:
+    params = [SamplingParams(seed=3, max_tokens=9, **options) for options in KINDS]
+    want = []
+    for p in params:
+        alone = engine(model)
+        sequence = alone.add([4, 5, 6, 4, 5], p)
+        list(alone.run())
+        want.append(sequence.ids)
+    together = engine(model, budget=7, slots=6)
+    sequences = [together.add([4, 5, 6, 4, 5], p) for p in params]
+    list(together.run())
+    assert [s.ids for s in sequences] == want
+
+
+def test_answers_of_one_seed_differ_by_their_index(model: Model) -> None:
+    e = engine(model)
+    params = SamplingParams(temperature=2.0, seed=1, max_tokens=12, ignore_eos=True)
+    sequences = [e.add([4, 5], params, index) for index in (0, 0, 1, 2)]
+    list(e.run())
+    assert sequences[0].ids == sequences[1].ids
+    assert len({tuple(s.ids) for s in sequences}) == 3
+
+
+def test_stop_ids_end_and_ids_beyond_the_vocabulary_are_refused(model: Model) -> None:
+    e = engine(model)
+    going = e.add([9, 10], SamplingParams(max_tokens=12, ignore_eos=True))
+    list(e.run())
+    third = going.ids[4]
+    ended = e.add([9, 10], SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=[third]))
+    list(e.run())
+    assert (ended.finish, ended.ids) == ("stop", going.ids[: going.ids.index(third, 2) + 1])
+    with pytest.raises(ArgumentError, match="not in the vocabulary"):
+        e.add([9], SamplingParams(logit_bias={67: 1.0}))
+
+
+class Alternating:
+    """Even and odd tokens by turns; token 13 is one that it does not take after all."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def mask(self) -> np.ndarray:
+        return np.arange(67) % 2 == self.turn
+
+    def push(self, token: int) -> None:
+        if token == 13:
+            raise InferflowError("13 brings bad luck", where="structure")
+        self.turn = 1 - self.turn
+
+
+def test_a_constraint_is_kept_and_fails_its_own_sequence_only(model: Model) -> None:
+    e = engine(model)
+    kept = e.add([9], SamplingParams(max_tokens=8, ignore_eos=True, logit_bias={13: -100}), constraint=Alternating())
+    fails = e.add([9], SamplingParams(max_tokens=8, ignore_eos=True, logit_bias={13: 100}), constraint=Alternating())
+    events = []
+    while e.waiting or e.running:
+        events += e.step()
+    assert [token % 2 for token in kept.ids[1:]] == [0, 1] * 4
+    assert [event.sequence for event in events if event.error is not None] == [fails]
+    assert (fails.finish, len(e.pool.free)) == ("error", e.pool.blocks)
+
+
 def test_corrupt_weights_are_said(tmp_path: Path) -> None:
-    from inferflow.errors import InferflowError
     from tests.tiny import tensors
 
     bad = tensors()

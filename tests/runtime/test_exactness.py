@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferflow.llm import LLM
+from inferflow import LLM
+from inferflow.errors import InferflowError
 from inferflow.runtime import engine as engine_module
 from inferflow.runtime.engine import Engine, Options, Sequence
 from inferflow.runtime.policies import MultiLevelFeedbackQueue
-from inferflow.runtime.sampler import SamplingParams
+from inferflow.runtime.sampler import Sampled, SamplerState, SamplingParams
 from tests import tiny
 from tests.parity.oracle import oracle
 from tests.parity.table import ROWS
@@ -73,15 +74,15 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.fixture(autouse=True)
 def _logits(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row of logits is compared with the first one after the same ids; the first run is of each prompt alone."""
-    choose = engine_module.choose
+    sample = engine_module.sample
 
-    def checked(logits: np.ndarray, sequences: list[Sequence]) -> list[int | None]:
-        for row, sequence in zip(logits, sequences, strict=True):
+    def checked(logits: np.ndarray, states: list[SamplerState]) -> list[Sampled | InferflowError]:
+        for row, state in zip(logits, states, strict=True):
             bits = row.tobytes()
-            assert subject.logits.setdefault(tuple(sequence.ids), bits) == bits
-        return choose(logits, sequences)
+            assert subject.logits.setdefault(tuple(state.ids), bits) == bits
+        return sample(logits, states)
 
-    monkeypatch.setattr(engine_module, "choose", checked)
+    monkeypatch.setattr(engine_module, "sample", checked)
     if not subject.alone:
         for n, prompt in enumerate(subject.prompts):
             engine = subject.engine(prefix_cache=False)
