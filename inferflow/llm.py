@@ -429,13 +429,13 @@ def _sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> Samp
     if params is not None:
         if not isinstance(params, SamplingParams):
             raise ArgumentError(f"it is {show(params)}", where="params", fix="pass SamplingParams(…), or keywords")
-        return params
+        return params.one_text()
     known = SamplingParams.__dataclass_fields__
     for name in options:
         if name not in known:
             fix = did_you_mean(name, known) or f"there are {', '.join(known)}"
             raise ArgumentError("there is no such sampling parameter", where=name, fix=fix)
-    return SamplingParams(**options)
+    return SamplingParams(**options).one_text()
 
 
 _LIVING: weakref.WeakSet[LLM] = weakref.WeakSet()  # for the hook below, which cannot be taken back

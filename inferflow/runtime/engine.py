@@ -215,7 +215,7 @@ class Engine:
             self.end(sequence, "stop")
         elif len(sequence.ids) >= sequence.limit:
             self.end(sequence, "length")
-        return Event(sequence, token, sequence.finish)
+        return Event(sequence, token, sequence.finish, None, sampled.logprob, sampled.top)
 
     def expire(self) -> list[Event]:
         """End what is past its deadline."""

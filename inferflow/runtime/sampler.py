@@ -20,7 +20,16 @@ from .filters import choose, draw, fold, largest, totals
 from .penalties import AntiLM, adjusts, forbidden, penalise
 from .sampling_params import SamplingParams
 
-__all__ = ["Constraint", "NotFiniteError", "Sampled", "SamplerState", "SamplingParams", "log_probabilities", "sample"]
+__all__ = [
+    "Constraint",
+    "NotFiniteError",
+    "Sampled",
+    "SamplerState",
+    "SamplingParams",
+    "Top",
+    "log_probabilities",
+    "sample",
+]
 
 Array = np.ndarray
 Top = tuple[tuple[int, float], ...]

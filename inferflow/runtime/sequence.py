@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ..errors import InferflowError
-from .sampler import SamplerState, SamplingParams
+from .sampler import SamplerState, SamplingParams, Top
 from .swap import Saved
 
 __all__ = ["Event", "Sequence"]
@@ -61,3 +61,5 @@ class Event:
     token: int | None
     finish: str | None
     error: InferflowError | None = None
+    logprob: float | None = None  # of the token, where the request asks for it
+    top: Top = ()  # the likeliest tokens, with theirs

@@ -135,6 +135,18 @@ KINDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+def test_events_carry_log_probabilities(model: Model) -> None:
+    e = engine(model)
+    e.add([4, 5, 6], SamplingParams(max_tokens=3, logprobs=2, ignore_eos=True))
+    events = list(e.run())
+    assert len(events) == 3
+    for event in events:
+        assert event.logprob is not None
+        assert event.logprob < 0
+        assert event.top[0] == (event.token, event.logprob)  # greedy
+        assert event.top[0][1] >= event.top[1][1]
+
+
 def test_every_kind_of_sampling_is_the_same_in_company(model: Model) -> None:
     params = [SamplingParams(seed=3, max_tokens=9, **options) for options in KINDS]
     want = []
