@@ -147,8 +147,7 @@ def test_drift_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     loaded = model(tmp_path, "q3,token_embd=keep")
     windows = np.random.default_rng(6).integers(0, 256, (16, 32)).astype(np.int32)
 
-    def drift(share: float) -> float:
-        monkeypatch.setattr(calibrate, "SHARE", np.float32(share))
+    def drift() -> float:
         calibrator, last = Calibrator(loaded, windows, 64), {}
         plain = calibrator.calibrated
 
@@ -160,7 +159,18 @@ def test_drift_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         list(calibrator.matrices(list(loaded.weights.formats)))
         return float(last["error"])
 
-    assert drift(0.5) < 0.95 * drift(0)
+    taken = drift()
+    monkeypatch.setattr(calibrate, "ridge", lambda x, y: np.zeros((x.shape[1], y.shape[1]), np.float32))
+    assert taken < 0.95 * drift()
+
+
+@pytest.mark.parametrize("rows", [30, 90])
+def test_ridge_is_the_regression(rows: int) -> None:
+    rng = np.random.default_rng(7)
+    x, y = (rng.standard_normal((rows, n)).astype(np.float32) for n in (50, 4))
+    r = calibrate.RIDGE * np.square(x).sum() / 50
+    want = np.linalg.lstsq(np.vstack([x, np.sqrt(r) * np.eye(50)]), np.vstack([y, np.zeros((50, 4))]), rcond=None)[0]
+    np.testing.assert_allclose(calibrate.ridge(x, y), want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_tied_matrix_is_made_once_at_the_end(tmp_path: Path) -> None:
