@@ -206,14 +206,15 @@ class Calibrator(ReferenceExecutor):
         stream = self.values.get(self.added.get(self.graph.nodes[self.at].outputs[0], -1))
         if stream is not None and stream.shape[:-1] == (2 * len(drift),):
             drift += (stream[self.tokens :] - stream[: self.tokens])[:, first : first + len(w)]
-        if not np.isfinite(drift).all():
-            return np.zeros_like(w)  # the first matrix whose own inputs are not finite will be named
         half = len(x) // 2
         shares = []
         for here, there in (slice(half), slice(half, None)), (slice(half, None), slice(half)):
             found = x[there] @ ridge(x[here], drift[here])
             shares.append(np.vdot(found, drift[there]) / max(np.vdot(found, found), np.float32(1e-30)))
-        return np.float32(np.clip(np.mean(shares), 0, 1)) * ridge(x, drift).T
+        share = np.float32(np.clip(np.mean(shares), 0, 1))
+        if not np.isfinite(share):
+            return np.zeros_like(w)  # the matrix whose own inputs overflow will be named, not this one
+        return share * ridge(x, drift).T
 
     def calibrated_experts(self, key: str, format_: str, inputs: _Inputs, ids: Array) -> Stored:
         rotation, x, ids = inputs.layout[1], inputs.x, ids[: self.tokens]
