@@ -98,11 +98,13 @@ def test_a_signal_leaves_nothing_half_written(tiny: Path, tmp_path: Path, name: 
         "DirectoryWriter.add = wait\nmain(sys.argv[1:])"
     )
     words = [sys.executable, "-c", code, "quantize", str(tiny), "--to", "q8", "-o", str(tmp_path / "q")]
+    number = getattr(signal, name)
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored, and a child would inherit that
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(number, before)
     assert process.stdout is not None
     process.stdout.readline()
     assert len(list(tmp_path.iterdir())) == 1
-    number = getattr(signal, name)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (128 + number, "")
