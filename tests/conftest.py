@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,17 @@ def smollm2_path() -> Path:
     except FetchError as error:
         skip_if_unreachable(error)
         raise
+
+
+@pytest.fixture
+def plain_signals() -> Iterator[None]:
+    """Processes that a test starts do not inherit that signals are ignored, as they are under nohup or in the background."""
+    defaults = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -212,8 +212,8 @@ class Calibrator(ReferenceExecutor):
             found = x[there] @ ridge(x[here], drift[here])
             shares.append(np.vdot(found, drift[there]) / max(np.vdot(found, found), np.float32(1e-30)))
         share = np.float32(np.clip(np.mean(shares), 0, 1))
-        if not np.isfinite(share):
-            return np.zeros_like(w)  # the matrix whose own inputs overflow will be named, not this one
+        if not share > 0:  # NaN too: the matrix whose own inputs overflow will be named, not this one
+            return np.zeros_like(w)
         return share * ridge(x, drift).T
 
     def calibrated_experts(self, key: str, format_: str, inputs: _Inputs, ids: Array) -> Stored:

