@@ -61,6 +61,7 @@ def serve(host: str, port: int, drain: float, **options: Any) -> int:
     try:
         from inferflow.server.run import bind, is_loopback, url_of
         from inferflow.server.run import serve as serve_on
+        from inferflow.server.sampling import model_defaults
     except ImportError as error:
         fix = "pip install 'inferflow[serve]'"
         raise UnsupportedError(f"{error.name} is not installed", where="serve", fix=fix) from None
@@ -75,8 +76,13 @@ def serve(host: str, port: int, drain: float, **options: Any) -> int:
             f"limits: {llm.llm.max_model_len} tokens a request, {options['token_budget']} a step, "
             f"{options['max_waiting']} requests waiting, {settings.max_body} bytes a body"
         )
+        chosen = model_defaults(llm.llm.model.config.get("generation"))
+        say(
+            f"sampling unless a request says otherwise: {', '.join(f'{name} {value}' for name, value in chosen.items())}"
+        )
         if key is None and not is_loopback(bound):
             say("warning: whoever reaches this machine may use the model: set --api-key")
+        bound.listen()  # from here on connections wait for the loop, which is about to begin
         say(f"listening on {url_of(bound)}{'' if key is None else ', with an API key'}")
         return serve_on(llm, settings, bound, drain)
 

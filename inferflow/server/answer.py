@@ -221,7 +221,7 @@ class Streaming:
                     yield part
 
     def _progress(self, start: float) -> dict[str, Any]:
-        """As llama.cpp's server has it: tokens of the prompts, those of them that were cached or are computed."""
+        """In the form that other servers made common: tokens of the prompts, those of them that were cached or are computed."""
         done = [request.progress for request in self.requests]
         return {
             "total": sum(total for _, total in done), "cache": sum(r.cached_tokens or 0 for r in self.requests),
