@@ -87,8 +87,12 @@ async def answer(
     requests: list[Request] = []
     try:
         with refusing(delivery.names, service.metrics.last_queued):
-            for ids in prompts:
-                requests.append(await service.llm.start(ids, params, **admission))
+            jobs = [service.llm.start(ids, params, **admission) for ids in prompts]
+            started = await asyncio.gather(*jobs, return_exceptions=True)
+            requests += [one for one in started if isinstance(one, Request)]
+            for error in started:
+                if isinstance(error, BaseException):
+                    raise error
             if delivery.stream:
                 stream = Streaming(service, requests, params.n, head, shape, delivery, http)
                 return EventStream(stream.events(), requests)

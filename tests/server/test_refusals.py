@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from .conftest import Client, Server, Start
@@ -182,15 +184,38 @@ def test_a_body_that_is_too_large(start: Start) -> None:
 
 
 def test_a_full_queue(start: Start, server: Server) -> None:
-    """More than may wait is refused at once, with a time to come back; all of a request's prompts, or none."""
-    small = start("--max-waiting", "1", "--policy", "sequential")
+    """More than may wait is refused at once, with a time to come back: all of a request's prompts, or none. More than could
+    ever wait is a mistake."""
+    small = start("--max-waiting", "2", "--policy", "sequential")
     client = Client(small)
-    body = {"prompt": ["a"] * 8, "max_tokens": 500, "ignore_eos": True}
-    full = client.post(PATH, body)
-    assert full.status_code == 429, full.text
-    assert int(full.headers["retry-after"]) >= 1
-    assert full.json()["error"]["code"] == "queue_full"
+    body = {"prompt": ["a"] * 2, "max_tokens": 900, "ignore_eos": True}
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda: answers.append(httpx.post(small.url + PATH, json=body, timeout=60).status_code))
+               for _ in range(2)]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [200, 429]
+    with small.http.stream("POST", small.url + PATH, json={**body, "stream": True}) as first:
+        next(first.iter_text())
+        full = httpx.post(small.url + PATH, json=body)
+        assert int(full.headers["retry-after"]) >= 1
+        assert full.json()["error"]["code"] == "queue_full"
     small.until(small.idle)
+    assert client.ask(PATH, prompt="a", max_tokens=1)
+    never = client.post(PATH, {"prompt": ["a"] * 3})
+    assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_a_fault_of_ours(start: Start) -> None:
+    """Is a 500 that tells no secrets, is in the log, and harms nobody else."""
+    broken = start(prelude="from inferflow.server import tokens\ntokens.encode = lambda *a: 1 / 0")
+    client = Client(broken)
+    told = client.post("/tokenize", {"prompt": "x"})
+    assert (told.status_code, told.json()["error"]["type"]) == (500, "server_error")
+    assert "division" not in told.text
+    broken.wait_for("ZeroDivisionError")
     assert client.ask(PATH, prompt="a", max_tokens=1)
 
 
