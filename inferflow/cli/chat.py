@@ -57,7 +57,7 @@ A line that ends in \\ goes on; lines between """ and """ are one message.'''
 @model_options
 @spec_option
 @engine_options
-@sampling_options(Recommended)
+@sampling_options("what fits", Recommended)
 @click.option("--system", help="A system message.")
 @click.option("--max-model-len", type=int, help="Room for the conversation, in tokens.")
 @click.option("--stats/--no-stats", default=False, help="Figures on stderr after each answer.")
@@ -69,8 +69,7 @@ def chat(**options: Any) -> None:
 
     sampling_params(options)  # refused early
     path = find_model(options["model"], options["offline"])
-    room = naming(max_tokens="--max-tokens", max_model_len="--max-model-len")
-    with room, open_llm(path, options, max_model_len=options["max_model_len"]) as llm:
+    with open_llm(path, options, max_model_len=options["max_model_len"]) as llm:
         if llm.tokenizer is not None and llm.tokenizer.chat_template is None:
             fix = "inferflow generate --raw continues a text without one"
             raise TextError("the model has no chat template", where=str(path), fix=fix)
@@ -102,6 +101,8 @@ class Chat:
                 try:
                     self.take(message(self.lines))
                 except KeyboardInterrupt:
+                    if not self.lines.interactive:
+                        raise
                     self.note("Ctrl-C again, or Ctrl-D, leaves")
                 except LeftError:
                     return

@@ -9,7 +9,7 @@ It works through click's `default_map`, so it knows no command: what options a c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from inferflow.errors import ArgumentError, SpecError, did_you_mean, system_error
+from inferflow.errors import ArgumentError, SpecError, did_you_mean
 from inferflow.spec.document import MAX_BYTES, Leaf, Node, Table, Where, parse_toml
 
 __all__ = ["SHOW", "Config", "keys_of", "model_of", "named_model", "place_of", "read_config", "use_config"]
@@ -45,82 +45,65 @@ class Config:
     commands: Mapping[str, click.Command]
 
     def __post_init__(self) -> None:
-        everything = {key for command in self._all_commands() for key in keys_of(command)}
-        for key, node in self.table.items():
-            if not isinstance(node, Table):
-                self._check_key(key, node, everything, (*self.commands, MODELS))
-            elif key not in (*self.commands, MODELS):
-                raise _unknown("command", key, node, (*self.commands, MODELS))
-        for name, command in self.commands.items():
-            self._check_command(self.table.entries.get(name), (name,), command)
-        for name, node in self.table.table(MODELS).items():
-            if not isinstance(node, Table):
-                raise _wrong(name, node, f"a table: [{MODELS}.{name}]")
-            for key, inner in node.items():
-                self._check_key(key, inner, everything, ())
-            if "model" not in node:
-                raise ArgumentError("it says no model", where=str(node.where), fix='add model = "org/name", or a path')
-            for path, command in self._paths():
-                self.settings(path, command, name)
+        everything = {key for command in self.paths.values() for key in keys_of(command)}
+        _check_keys(self.table, everything, (*self.commands, MODELS))
+        named = self.table.table(MODELS)
+        _check_keys(named, (), named)
+        for name in named:
+            table = named.table(name)
+            _check_keys(table, everything, ())
+            if "model" not in table:
+                raise ArgumentError(
+                    "it names no model", where=str(table.where), fix='add model = "org/name", or a path'
+                )
+        for path, command in self.paths.items():
+            _check_keys(self._table(path), keys_of(command), _inside(command))
+            for model in (None, *named):
+                self.settings(path, command, model)
 
-    def _check_command(self, table: Node | None, path: tuple[str, ...], command: click.Command) -> None:
-        """Raises ArgumentError unless each key of its own `table` is the command's, and all values have the right types."""
-        inner = command.commands if isinstance(command, click.Group) else {}
-        if isinstance(table, Table):
-            for key, node in table.items():
-                if not (isinstance(node, Table) and key in inner):
-                    self._check_key(key, node, keys_of(command), inner)
-        self.settings(path, command, None)
-        for name, one in inner.items():
-            self._check_command(table.entries.get(name) if isinstance(table, Table) else None, (*path, name), one)
-
-    def _check_key(self, key: str, node: Node, known: Iterable[str], tables: Iterable[str]) -> None:
-        if key in tables and not isinstance(node, Table) and _flag(key) not in known:
-            raise _wrong(key, node, f"a table: [{key}]")
-        if _flag(key) not in known:
-            raise _unknown("option", key, node, (*known, *tables))
-
-    def _paths(self) -> Iterable[tuple[tuple[str, ...], click.Command]]:
+    @cached_property
+    def paths(self) -> dict[tuple[str, ...], click.Command]:
         """Every command, by the words that call it."""
-        pending: list[tuple[tuple[str, ...], click.Command]] = [((name,), one) for name, one in self.commands.items()]
+        found: dict[tuple[str, ...], click.Command] = {(name,): command for name, command in self.commands.items()}
+        pending = list(found.items())
         while pending:
             path, command = pending.pop()
-            yield path, command
-            if isinstance(command, click.Group):
-                pending += [((*path, name), inner) for name, inner in command.commands.items()]
-
-    def _all_commands(self) -> Iterable[click.Command]:
-        return (command for _, command in self._paths())
+            pending += (inner := [((*path, name), one) for name, one in _inside(command).items()])
+            found |= inner
+        return found
 
     @cached_property
     def models(self) -> dict[str, str]:
         """What MODEL each name stands for."""
-        named = self.table.table(MODELS).entries
-        found = {name: node.entries["model"] for name, node in named.items() if isinstance(node, Table)}
-        return {name: _plain(leaf) for name, leaf in found.items()}
+        named = self.table.table(MODELS)
+        return {name: _plain(named.table(name)["model"]) for name in named}
 
     def settings(self, path: tuple[str, ...], command: click.Command, model: str | None) -> dict[str, Setting]:
         """What the file says for `command`, which is called by the words `path`, by the names of its parameters; `model` is
         the table of a model that is used. Raises ArgumentError for a value of the wrong type."""
-        tables: list[Node | None] = [self.table, self.table]
-        for word in path:
-            tables[1] = tables[1].entries.get(word) if isinstance(tables[1], Table) else None
+        tables = [self.table, self._table(path)]
         if model is not None:
-            tables.append(self.table.table(MODELS)[model])
+            tables.append(self.table.table(MODELS).table(model))
         options = keys_of(command)
         found: dict[str, Setting] = {}
         for table in tables:
-            leaves = _leaves(table) if isinstance(table, Table) else {}
-            for key, leaf in leaves.items():
+            for key, leaf in _leaves(table).items():
                 if key in options:
                     found[str(options[key].name)] = Setting(_value(key, leaf, options[key]), leaf.where)
         return found
 
+    def _table(self, path: tuple[str, ...]) -> Table:
+        """What is under the headings `path`; nothing, where the first of them is an option's name, too, and has a value."""
+        table = self.table
+        for word in path:
+            node = table.get(word)
+            table = node if isinstance(node, Table) else Table({})
+        return table
+
     def defaults(self, path: tuple[str, ...], command: click.Command) -> dict[str, Any]:
         """click's `default_map` for `command` and those inside it."""
-        inner = command.commands if isinstance(command, click.Group) else {}
         own = {name: setting.value for name, setting in self.settings(path, command, None).items()}
-        return own | {name: self.defaults((*path, name), one) for name, one in inner.items()}
+        return own | {name: self.defaults((*path, name), one) for name, one in _inside(command).items()}
 
 
 # ---------------------------------------------------------------------- reading
@@ -149,7 +132,8 @@ def read_config(path: Path, commands: Mapping[str, click.Command]) -> Config:
         with path.open("rb") as file:
             data = file.read(4 * MAX_BYTES + 1)
     except OSError as error:
-        raise system_error(error, str(path)) from None
+        reason = error.strerror or type(error).__name__
+        raise ArgumentError(reason, where=str(path), fix="check its name and permissions, or use --no-config") from None
     try:
         return Config(str(path), parse_toml(data.decode("utf-8").replace("\r\n", "\n"), str(path)), commands)
     except UnicodeDecodeError as error:
@@ -157,6 +141,10 @@ def read_config(path: Path, commands: Mapping[str, click.Command]) -> Config:
         raise ArgumentError("it is not UTF-8", where=f"{path}:{line}", fix="save it as UTF-8") from None
     except SpecError as error:
         raise ArgumentError(error.reason, where=error.where, fix=error.fix) from None
+
+
+def _inside(command: click.Command) -> Mapping[str, click.Command]:
+    return command.commands if isinstance(command, click.Group) else {}
 
 
 def keys_of(command: click.Command) -> dict[str, click.Option]:
@@ -174,6 +162,20 @@ def _key(option: click.Option) -> str:
 
 def _flag(key: str) -> str:
     return key.replace("_", "-")
+
+
+def _check_keys(table: Table, known: Collection[str], tables: Collection[str]) -> None:
+    """Raises ArgumentError for a key of `table` that is neither a `known` one, with a value, nor one of `tables`."""
+    for key, node in table.items():
+        if (key in tables) if isinstance(node, Table) else (_flag(key) in known):
+            continue
+        if not isinstance(node, Table) and key in tables:
+            raise _wrong(key, node, f"a table: [{key}]")
+        if isinstance(node, Table) and _flag(key) in known:
+            raise _wrong(key, node, f"{key} = …")
+        what, words = "table" if isinstance(node, Table) else "option", sorted({*known, *tables})
+        fix = did_you_mean(_flag(key), words) or (f"there are {', '.join(words)}" if words else "leave it out")
+        raise ArgumentError(f"there is no {what} '{key}' here", where=str(node.where), fix=fix)
 
 
 def _leaves(table: Table) -> dict[str, Leaf]:
@@ -222,12 +224,6 @@ def _plain(node: Node) -> Any:
 def _wrong(key: str, node: Node, want: str) -> ArgumentError:
     kind = "a table" if isinstance(node, Table) else _KINDS[type(node.value)]
     return ArgumentError(f"'{key}' is {kind}", where=str(node.where), fix=f"write {want}")
-
-
-def _unknown(what: str, key: str, node: Node, known: Iterable[str]) -> ArgumentError:
-    words = sorted(known)
-    fix = did_you_mean(_flag(key), words) or f"there are {', '.join(words)}"
-    return ArgumentError(f"there is no {what} '{key}' here", where=str(node.where), fix=fix)
 
 
 # ---------------------------------------------------------------------- what a context says

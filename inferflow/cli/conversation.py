@@ -45,12 +45,10 @@ class Conversation:
         """Forget all turns; the system message stays."""
         self.turns, self.left_out = [], 0
 
-    def undo(self) -> bool:
-        """Forget the last turn, if there is one."""
-        if self.turns:
-            self.turns.pop()
-            self.left_out = min(self.left_out, max(0, len(self.turns) - 1))
-        return bool(self.turns)
+    def undo(self) -> None:
+        """Forget the last turn."""
+        self.turns.pop()
+        self.left_out = min(self.left_out, max(0, len(self.turns) - 1))
 
     def fit(self, encode: Callable[[Messages], list[int]], length: int, answer: int) -> list[int]:
         """The prompt for the last turn, of as many turns as leave room for `answer` tokens in `length`.
@@ -96,7 +94,7 @@ def load(path: Path) -> Conversation:
             data = file.read(MAX_FILE + 1)
         read = json.loads(data.decode("utf-8-sig")) if len(data) <= MAX_FILE else None
     except OSError as error:
-        raise system_error(error, str(path)) from None
+        raise _wrong(path, error.strerror or type(error).__name__) from None
     except (ValueError, RecursionError):
         raise _wrong(path, "it is not JSON") from None
     messages = read.get("messages") if isinstance(read, dict) else read

@@ -61,7 +61,7 @@ class Timer:
 @model_options
 @spec_option
 @engine_options
-@sampling_options()
+@sampling_options("128, or what fits")
 @click.option(
     "--chat/--raw",
     default=None,

@@ -104,12 +104,13 @@ class Recommended(click.Option):
     """An option that a model's own files may give a default for, before ours."""
 
 
-def sampling_options(kind: type[click.Option] = click.Option) -> Callable[[F], F]:
-    """``--temperature`` and all else that says how an answer is chosen, for `sampling_params`."""
+def sampling_options(most: str, kind: type[click.Option] = click.Option) -> Callable[[F], F]:
+    """``--temperature`` and all else that says how an answer is chosen, for `sampling_params`; `most` is how many tokens it
+    has at most, where nobody says it."""
     positive = click.IntRange(min=1)
     likeliest = "Keep the likeliest tokens that hold this much probability."
     options: list[tuple[tuple[str, ...], dict[str, Any]]] = [
-        (("-n", "--max-tokens"), {"type": positive, "help": "New tokens at most. Default: 128 in generate, or what fits."}),
+        (("-n", "--max-tokens"), {"type": positive, "help": f"New tokens at most. Default: {most}."}),
         (("--temperature",), {"type": float, "default": 0.0, "show_default": True, "help": "0 is greedy."}),
         (("--top-k",), {"type": int, "default": 0, "help": "Keep the k likeliest tokens (0: all)."}),
         (("--top-p",), {"type": float, "default": 1.0, "help": likeliest}),
@@ -146,7 +147,7 @@ def sampling_params(options: Mapping[str, Any], recommended: Mapping[str, Any] |
     ctx, unsaid = click.get_current_context(), (None, ParameterSource.DEFAULT)
     chosen = {name: options[name] for name in SamplingParams.__dataclass_fields__ if name in options}
     chosen |= {name: v for name, v in (recommended or {}).items() if ctx.get_parameter_source(name) in unsaid}
-    with naming(**{name: f"--{name.replace('_', '-')}" for name in SamplingParams.__dataclass_fields__}):
+    with naming(**{name: f"--{name.replace('_', '-')}" for name in chosen}):
         return SamplingParams(**chosen)
 
 
