@@ -268,13 +268,14 @@ class AsyncLLM:
             error = ClosedError(reason, fix="start it again")
         with self._changed:
             self._refusal = error
-            self._changed.notify_all()
         while self._arrivals:
             arrival = self._arrivals.popleft()
             if arrival.admitted.set_running_or_notify_cancel():
                 arrival.admitted.set_exception(error)
         with self.llm.turn():
             self.llm.end_all(error)
+        with self._changed:
+            self._changed.notify_all()
 
     def _work(self) -> bool:
         """Wait for work and do one step of it; whether to go on."""
@@ -308,7 +309,7 @@ class AsyncLLM:
 
     def _stop(self, drain: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self.failure is not None or not self.busy, drain)
+            self._changed.wait_for(lambda: not self._thread.is_alive() or not self.busy, drain)
             self._stopping = True
             self._changed.notify_all()
         self._thread.join()

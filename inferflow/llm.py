@@ -156,7 +156,8 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Answer one prompt (a str: one Completion) or several (a list of str or of token ids: a list), batched together.
 
-        `options` are fields of SamplingParams, instead of `params`.
+        `options` are fields of SamplingParams, instead of `params`, and beside either those of `Admission`: `priority`,
+        `timeout` in seconds, `cache_salt`. Raises ArgumentError, TextError, QueueFullError, DeadlineError.
         """
         params, admission = request(params, options)
         if isinstance(prompts, str):
