@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -87,6 +88,14 @@ def test_what_wins(run: Run) -> None:
     assert values(run, None, "generate", "-m", "elsewhere")["model"] == ("elsewhere", "flag")
     bench = values(run, None, "bench")
     assert (bench["kv"], bench["threads"]) == (("f16", "inferflow.toml:2:6"), (3, "inferflow.toml:1:11"))
+
+
+def test_the_file_of_the_readme(run: Run) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    shown = values(run, re.search(r"```toml\n(# inferflow.toml\n.*?)```", readme, re.DOTALL)[1], "generate")  # type: ignore[index]
+    assert [shown[key][0] for key in ("model", "quant", "threads", "system", "max-tokens")] == [
+        "org/name", "q3.5", 8, None, 400,
+    ]  # fmt: skip
 
 
 def test_which_file(run: Run, tmp_path: Path) -> None:
