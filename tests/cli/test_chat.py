@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from inferflow.cli.chat import Chat, interrupts
 from inferflow.cli.conversation import Conversation, Turn, load, save
 from inferflow.cli.lines import LeftError, message, state_dir
 from inferflow.cli.main import main
 from inferflow.errors import ArgumentError
 from inferflow.llm import LLM
+from inferflow.runtime.sampling_params import SamplingParams
 from tests.cli.words import answers, chat_model, words_model
 
 GUARD = 60.0  # seconds after which a process that does not end is given up
@@ -248,10 +250,41 @@ def test_where_the_history_is() -> None:
     assert state_dir({}, "linux") == Path.home() / ".local" / "state" / "inferflow"
 
 
+@pytest.mark.parametrize("words", [0, 1, 3])
+def test_an_answer_is_stopped_at_the_end_of_a_step(model: Path, capsys: pytest.CaptureFixture[str], words: int) -> None:
+    with LLM(model) as llm:
+        lines: Any = Typed()
+        talk = Chat(llm, SamplingParams(max_tokens=8), Conversation(), lines, stats=False)
+        steps = 0
+
+        def press(events: list[Any]) -> None:
+            nonlocal steps
+            steps += 1
+            lines.asked = steps >= words
+
+        llm.listeners.append(press)
+        lines.asked = words == 0
+        with interrupts(llm, lines):
+            talk.say("w5")
+            whole, told = answers(model, ["w5"], max_tokens=8)[0], capsys.readouterr()
+            assert told.out.split() == whole.split()[: max(0, words - 1)]
+            assert ("stopped before a word" in told.err) == (words < 2)
+            assert (not llm.engine.running, not llm.engine.waiting, any(llm.engine.pool.references)) == (
+                True,
+                True,
+                False,
+            )
+            llm.listeners.remove(press)
+            lines.asked = False
+            talk.take("/retry")
+        assert capsys.readouterr().out == f"{whole}\n"
+        assert talk.conversation.turns == [Turn("w5", whole)]
+
+
 class Typed:
     """Lines as somebody types them; None is Ctrl-D."""
 
-    interactive = True
+    interactive, reading, asked = True, False, False
 
     def __init__(self, *lines: str | None) -> None:
         self.lines = list(lines)
