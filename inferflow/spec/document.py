@@ -153,9 +153,7 @@ class _Scanner:
             if self.text[self.at] == "[":
                 start = self.at
                 if self.text.startswith("[[", start):
-                    raise SpecError(
-                        "arrays of tables are not used here", where=str(self._where()), fix="use [name]"
-                    )
+                    raise SpecError("arrays of tables are not used here", where=str(self._where()), fix="use [name]")
                 self.at += 1
                 table = self._key()
                 self.at = self.text.index("]", self.at) + 1
