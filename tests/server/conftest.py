@@ -26,6 +26,17 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LENGTH = 1024
 BLOCKS = "inferflow_kv_blocks_used"
 
+# Python that makes every step take its time.
+SLOW = """
+import time
+from inferflow.runtime import native
+run = native.NativeExecutor.run
+def slow(self, *args):
+    time.sleep(0.02)
+    return run(self, *args)
+native.NativeExecutor.run = slow
+"""
+
 
 @dataclass
 class Server:

@@ -18,18 +18,9 @@ import pytest
 from inferflow.errors import ArgumentError
 from inferflow.server.run import bind
 
-from .conftest import Client, Server, Start, events
+from .conftest import SLOW, Client, Server, Start, events
 
 LONG: dict[str, Any] = {"prompt": "once upon a time", "max_tokens": 900, "ignore_eos": True}
-SLOW = """
-import time
-from inferflow.runtime import native
-run = native.NativeExecutor.run
-def slow(self, *args):
-    time.sleep(0.02)
-    return run(self, *args)
-native.NativeExecutor.run = slow
-"""
 DYING = """
 from inferflow.runtime import native
 import time
@@ -260,6 +251,7 @@ def test_the_models_own_defaults(start: Start, folder: Any, tmp_path: Any) -> No
     (path / "generation_config.json").write_text(json.dumps({"temperature": 0.0, "top_p": 7, "top_k": 5}))
     server = start("-m", str(path))
     server.wait_for("sampling unless a request says otherwise: temperature 0.0, top_k 5")
+    assert any("generation_config.json: top_p is 7 and is left out" in line for line in server.said)
     client = Client(server)
     ask = {"prompt": "hello", "max_tokens": 6}
     assert len({client.ask("/v1/completions", **ask)["choices"][0]["text"] for _ in range(4)}) == 1

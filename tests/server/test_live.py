@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from typing import Any
 
-from .conftest import Client, Server
+import pytest
+
+from .conftest import ROOT, Client, Server
 
 
 def test_steps_are_told_as_they_happen(client: Client) -> None:
@@ -73,6 +77,25 @@ def test_metrics(client: Client) -> None:
     assert [int(count) for _, count in buckets] == sorted(int(count) for _, count in buckets)
     assert (buckets[-1][0], float(buckets[-1][1])) == ("+Inf", server.metric("inferflow_answer_seconds_count"))
     assert re.search(r'inferflow_http_requests_total\{route="/v1/completions",status="200"\} \d+', answer.text)
+
+
+def test_the_commands_of_the_readme(server: Server) -> None:
+    """Those that ask are run as they stand, but for the port."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    text = (ROOT / "README.md").read_text("utf-8")
+    block = next(block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "inferflow serve" in block)
+    serve, *asks = block.strip().splitlines()
+    assert serve.startswith("inferflow serve ")
+    answers = []
+    for line in asks:
+        command = line.replace("http://127.0.0.1:8000", server.url).replace("curl", "curl -sS --fail-with-body")
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done
+        answers.append(done.stdout)
+    assert json.loads(answers[0])["choices"][0]["message"]["content"] is not None
+    assert answers[1].endswith("data: [DONE]\n\n")
+    assert "inferflow_up 1" in answers[2]
 
 
 def test_the_page(client: Client) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from .conftest import Client, Server, Start
+from .conftest import SLOW, Client, Server, Start
 
 PATH = "/v1/completions"
 BIG = 2**63
@@ -186,9 +186,9 @@ def test_a_body_that_is_too_large(start: Start) -> None:
 def test_a_full_queue(start: Start, server: Server) -> None:
     """More than may wait is refused at once, with a time to come back: all of a request's prompts, or none. More than could
     ever wait is a mistake."""
-    small = start("--max-waiting", "2", "--policy", "sequential")
+    small = start("--max-waiting", "2", "--policy", "sequential", prelude=SLOW)
     client = Client(small)
-    body = {"prompt": ["a"] * 2, "max_tokens": 900, "ignore_eos": True}
+    body = {"prompt": ["a"] * 2, "max_tokens": 60, "ignore_eos": True}
     answers: list[int] = []
     threads = [threading.Thread(target=lambda: answers.append(httpx.post(small.url + PATH, json=body, timeout=60).status_code))
                for _ in range(2)]  # fmt: skip
@@ -197,9 +197,10 @@ def test_a_full_queue(start: Start, server: Server) -> None:
     for thread in threads:
         thread.join()
     assert sorted(answers) == [200, 429]
-    with small.http.stream("POST", small.url + PATH, json={**body, "stream": True}) as first:
-        next(first.iter_text())
-        full = httpx.post(small.url + PATH, json=body)
+    with small.http.stream("POST", small.url + PATH, json={**body, "stream": True, "max_tokens": 900}) as first:
+        parts = first.iter_text()  # who drops it closes the connection
+        next(parts)
+        full = client.post(PATH, body)
         assert int(full.headers["retry-after"]) >= 1
         assert full.json()["error"]["code"] == "queue_full"
     small.until(small.idle)
