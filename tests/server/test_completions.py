@@ -9,7 +9,7 @@ import pytest
 
 from inferflow import LLM
 
-from .conftest import LENGTH, Client
+from .conftest import LENGTH, Client, Start
 
 PATH = "/v1/completions"
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 8}
@@ -88,6 +88,20 @@ def test_scoring_as_lm_eval_does_it(client: Client, llm: LLM) -> None:
         for token, at, top in zip(scored["tokens"], scored["text_offset"], scored["top_logprobs"], strict=True):
             assert choice["text"][at:].startswith(token)
             assert top is None or token in top
+
+
+def test_scoring_in_small_pieces(start: Start, client: Client) -> None:
+    """A prompt that takes many steps is scored as one that takes one; also where its end is a step's."""
+    small = Client(start("--token-budget", "4"))
+    for length in (1, 4, 5, 50):
+        asked = {
+            "prompt": [70 + n for n in range(length)],
+            "echo": True,
+            "max_tokens": 1,
+            "logprobs": 2,
+            "temperature": 0,
+        }
+        assert small.ask(PATH, **asked)["choices"] == client.ask(PATH, **asked)["choices"]
 
 
 def test_no_new_token_at_all(client: Client) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ import pytest
 
 from inferflow.errors import ArgumentError
 from inferflow.server.run import bind
+from inferflow.server.service import Service, Settings
 
 from .conftest import SLOW, Client, Server, Start, events
 
@@ -256,6 +258,24 @@ def test_the_models_own_defaults(start: Start, folder: Any, tmp_path: Any) -> No
     ask = {"prompt": "hello", "max_tokens": 6}
     assert len({client.ask("/v1/completions", **ask)["choices"][0]["text"] for _ in range(4)}) == 1
     assert len({client.ask("/v1/completions", **ask, temperature=3)["choices"][0]["text"] for _ in range(4)}) > 1
+
+
+def test_a_loop_that_makes_no_step_is_not_ready() -> None:
+    """Nor does it matter that nothing has died, or that an idle one makes none either."""
+    engine = SimpleNamespace(running=[], waiting=[])
+    inner = SimpleNamespace(engine=engine, model=SimpleNamespace(config={}))
+    llm: Any = SimpleNamespace(llm=inner, failure=None, add_listener=id, remove_listener=id)
+    service = Service(llm, Settings(("tiny",), stuck=0.0))
+    assert service.trouble is None
+    engine.waiting.append(1)
+    service.active = 1
+    time.sleep(0.001)
+    assert "no step has ended" in (service.trouble or "")
+    service.live.slowest = 60.0  # such steps are long
+    assert service.trouble is None
+    llm.failure = RuntimeError()
+    assert service.trouble == "the engine has died"
+    service.close()
 
 
 def test_without_the_extra(folder: Any) -> None:
