@@ -1,4 +1,4 @@
-"""A request's body: JSON read with bounds, and its fields taken one by one. What is left over is refused."""
+"""A request's body: JSON read with bounds, and its fields taken one by one. What is left over is not passed over in silence."""
 
 from __future__ import annotations
 
@@ -90,6 +90,7 @@ class Fields:
         self.left = {name: value for name, value in table.items() if value is not None}
         self.at = f"{at}." if at else ""
         self.known: set[str] = set()
+        self.ignored: list[str] = []
 
     def take(self, name: str, default: Any = None) -> Any:
         """The field as it stands: who takes it checks it."""
@@ -125,8 +126,8 @@ class Fields:
         return value
 
     def done(self) -> None:
-        """Refuses what nobody took: what is known and not served, by its name; what is not known, with the name that it may
-        be meant to have. At the top, what is known to change nothing passes."""
+        """Refuses what nobody took: what is known and not served, by its name; what looks like a known name misspelt, with that
+        name; inside another object, all. Other names at the top are `ignored`: clients send fields that came after us."""
         for name, value in self.left.items():
             if not self.at and name in HARMLESS:
                 continue
@@ -135,4 +136,6 @@ class Fields:
                     continue
                 raise bad(name, "it is not served here", "leave it out", "unsupported")
             close = did_you_mean(name[:100], self.known | (UNSERVED.keys() if not self.at else set()))
-            raise bad(f"{self.at}{name[:100]}", "there is no such field", close or "leave it out", "unknown_field")
+            if close or self.at:
+                raise bad(f"{self.at}{name[:100]}", "there is no such field", close or "leave it out", "unknown_field")
+            self.ignored.append(name[:100])

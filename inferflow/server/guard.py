@@ -105,7 +105,8 @@ class Guard:
         route = scope["state"].get("route", "other")
         self.service.metrics.requests[route, status] += 1
         client = (scope.get("client") or ("-",))[0]
-        more = scope["state"].get("note", "")
+        ignored = ",".join(scope["state"].get("ignored", ())[:10])
+        more = scope["state"].get("note", "") + f" ignored={ignored}" * bool(ignored)
         self.service.log(f"{client} {scope['method']} {scope['path']} {status} {seconds:.3f}s {more}".rstrip())
 
 

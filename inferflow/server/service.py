@@ -82,6 +82,7 @@ class Service:
         """The request's fields (its body has been read), its model being ours."""
         data = request.state.body
         fields = Fields(read_json(data) if len(data) < SMALL else await self.off_loop(read_json, data))
+        request.state.ignored = fields.ignored
         asked = fields.text("model")
         if asked is not None and asked not in self.settings.names:
             known = ", ".join(self.settings.names)
