@@ -12,6 +12,7 @@ import pytest
 
 from inferflow import LLM, Options, SamplingParams
 from inferflow.errors import ArgumentError, DeadlineError, QueueFullError
+from inferflow.runtime.engine import Engine
 from tests.tiny import CONFIG, write
 
 PROMPT = [3, 14, 15, 9, 26]
@@ -211,3 +212,23 @@ def test_an_answer_has_the_structure_asked_for(smollm2_path: Path) -> None:
         with pytest.raises(ArgumentError, match="regex"):
             llm.generate("x", regex="(")
         assert len(llm.engine.pool.free) == llm.engine.pool.blocks
+
+
+def test_ids_that_the_tokenizer_lacks_never_come(llm: LLM) -> None:
+    """Vocabularies are padded, and the rows of the padding were never trained."""
+    first = int(llm.logits(PROMPT)[-1].argmax())
+    engine = Engine(llm.model.graph, llm.executor(), max_len=128, vocab=first)
+    for asked in (
+        {},
+        {"temperature": 100.0, "seed": 3},
+        {"temperature": 100.0, "top_k": 40},
+        {"repetition_penalty": 2.0},
+    ):
+        params = SamplingParams(max_tokens=100, ignore_eos=True, logprobs=5, **asked)  # type: ignore[arg-type]
+        engine.add(PROMPT, params)
+        for event in engine.run():
+            assert event.token is not None
+            assert event.token < first
+            assert all(token < first for token, _ in event.top)
+    with pytest.raises(ArgumentError, match="logit_bias"):
+        engine.add(PROMPT, SamplingParams(logit_bias={first: 1.0}))

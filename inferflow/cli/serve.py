@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from inferflow.errors import ArgumentError, UnsupportedError, one_line
+from inferflow.errors import ArgumentError, UnsupportedError, one_line, system_error
 from inferflow.runtime.policies import POLICIES
+from inferflow.runtime.recommended import recommended_params
 
 from .options import engine_options, find_model, model_options, naming, opening, read_text, spec_option, tell_fallbacks
 
@@ -35,7 +36,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
     envvar="INFERFLOW_API_KEY",
     help="What every request must bring, but for /health. Also: $INFERFLOW_API_KEY.",
 )
-@click.option("--api-key-file", type=click.File("rb"), help="A file that holds the key.")
+@click.option("--api-key-file", type=click.Path(path_type=Path, dir_okay=False), help="A file that holds the key.")
 @click.option("--served-model-name", "names", multiple=True, help="The name in requests; several times for several.")
 @click.option("--max-model-len", type=int, help="Room for prompt and answer, in tokens.")
 @click.option(
@@ -61,6 +62,7 @@ def serve(host: str, port: int, drain: float, **options: Any) -> int:
     try:
         from inferflow.server.run import bind, is_loopback, url_of
         from inferflow.server.run import serve as serve_on
+        from inferflow.server.sampling import model_defaults
     except ImportError as error:
         fix = "pip install 'inferflow[serve]'"
         raise UnsupportedError(f"{error.name} is not installed", where="serve", fix=fix) from None
@@ -75,8 +77,15 @@ def serve(host: str, port: int, drain: float, **options: Any) -> int:
             f"limits: {llm.llm.max_model_len} tokens a request, {options['token_budget']} a step, "
             f"{options['max_waiting']} requests waiting, {settings.max_body} bytes a body"
         )
+        for text in recommended_params(llm.llm.model.config)[1]:
+            say(f"warning: {text}")
+        chosen = model_defaults(llm.llm.model.config)
+        say(
+            f"sampling unless a request says otherwise: {', '.join(f'{name} {value}' for name, value in chosen.items())}"
+        )
         if key is None and not is_loopback(bound):
             say("warning: whoever reaches this machine may use the model: set --api-key")
+        bound.listen()  # from here on connections wait for the loop, which is about to begin
         say(f"listening on {url_of(bound)}{'' if key is None else ', with an API key'}")
         return serve_on(llm, settings, bound, drain)
 
@@ -91,10 +100,18 @@ def api_key(options: dict[str, Any]) -> str | None:
         key = options["api_key"]
         where = "--api-key"
     else:
-        key, where = read_text(file, "--api-key-file", 1 << 16).strip(), "--api-key-file"
+        key, where = key_in(file), "--api-key-file"
     if key is not None and (not key or any(c.isspace() for c in key)):
         raise ArgumentError("the key is empty, or holds a space", where=where, fix="use letters and digits")
     return key
+
+
+def key_in(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return read_text(file, "--api-key-file", 1 << 16).strip()
+    except OSError as error:
+        raise system_error(error, str(path)) from None
 
 
 def open_server_model(options: dict[str, Any]) -> AsyncLLM:

@@ -190,7 +190,8 @@ class Engine:
             return self.expire()
         self._start(work)
         batch, ready = step_batch(work)
-        logits = self.executor.run(batch, self.cache)[:, : self.vocab]
+        logits = self.executor.run(batch, self.cache)
+        logits[:, self.vocab :] = -np.inf
         if len(batch.rows) > len(ready):
             logits = score(work, logits)
         self.scheduler.ran(work)

@@ -87,8 +87,12 @@ async def answer(
     requests: list[Request] = []
     try:
         with refusing(delivery.names, service.metrics.last_queued):
-            for ids in prompts:
-                requests.append(await service.llm.start(ids, params, **admission))
+            jobs = [service.llm.start(ids, params, **admission) for ids in prompts]
+            started = await asyncio.gather(*jobs, return_exceptions=True)
+            requests += [one for one in started if isinstance(one, Request)]
+            for error in started:
+                if isinstance(error, BaseException):
+                    raise error
             if delivery.stream:
                 stream = Streaming(service, requests, params.n, head, shape, delivery, http)
                 return EventStream(stream.events(), requests)
@@ -221,7 +225,7 @@ class Streaming:
                     yield part
 
     def _progress(self, start: float) -> dict[str, Any]:
-        """As llama.cpp's server has it: tokens of the prompts, those of them that were cached or are computed."""
+        """In the form that other servers made common: tokens of the prompts, those of them that were cached or are computed."""
         done = [request.progress for request in self.requests]
         return {
             "total": sum(total for _, total in done), "cache": sum(r.cached_tokens or 0 for r in self.requests),

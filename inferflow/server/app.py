@@ -107,6 +107,8 @@ async def ready(http: Request, service: Service) -> Response:
 
 async def live(http: Request, service: Service) -> Response:
     """The step loop as it runs, as server-sent events."""
+    if http.method != "GET":
+        raise ApiError(405, "/live takes GET", headers={"Allow": "GET"})
     engine = service.llm.llm.engine
     totals, pool = engine.scheduler.totals, engine.pool
 

@@ -89,7 +89,6 @@ class Fields:
     def __init__(self, table: Mapping[str, Any], at: str = "") -> None:
         self.left = {name: value for name, value in table.items() if value is not None}
         self.at = f"{at}." if at else ""
-        self.names = frozenset(table)
         self.known: set[str] = set()
 
     def take(self, name: str, default: Any = None) -> Any:

@@ -49,10 +49,10 @@ async def completions(http: Request, service: Service) -> Response:
 
     with refusing(asked.names):
         params, ids, texts = await service.off_loop(prepare)
-    if len(prompts) * params.n > MAX_ANSWERS:
-        raise bad(
-            "prompt", f"{len(prompts)} prompts with {params.n} answers each are more than {MAX_ANSWERS}", "send fewer"
-        )
+    most = service.llm.llm.engine.options.max_waiting or MAX_ANSWERS
+    if len(prompts) * params.n > most:
+        reason = f"{len(prompts)} prompts with {params.n} answers each are more than the {most} that may wait"
+        raise bad("prompt", reason, "send fewer at a time")
     for one in ids:
         service.check_room(one, params.max_tokens, "prompt")
     words = Words(service.tokenizer, by_id)

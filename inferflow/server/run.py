@@ -41,7 +41,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         made.close()
         said = system_error(error, where)
-        said.fix = "choose another --port, or --port 0 for any that is free"
+        said.fix = "choose another port, or port 0 for any that is free"
         raise said from None
     return made
 

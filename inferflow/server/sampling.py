@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ArgumentError
+from ..runtime.recommended import recommended_params
 from ..runtime.sampling_params import SamplingParams
 from ..spec.expression import show
 from ..text import Tokenizer
@@ -23,7 +24,6 @@ SAME = (
     "dry_penalty_last_n", "fsd_alpha", "fsd_k", "fsd_n", "fsd_beta", "fsd_random", "n", "stop", "stop_token_ids", "ignore_eos",
     "min_tokens", "allowed_token_ids", "max_tokens", "prompt_logprobs",
 )  # fmt: skip
-FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
 MAX_BAD_WORDS = 1000
 MAX_CHOICES = 10_000
 
@@ -44,18 +44,9 @@ class Asked:
         return SamplingParams(**self.values | {"bad_token_ids": words})
 
 
-def model_defaults(generation: object) -> dict[str, Any]:
-    """What a request gets that says nothing: the model's own values (its generation_config.json) where they are good, else
-    OpenAI's temperature of 1."""
-    values: dict[str, Any] = {"temperature": 1.0}
-    table = generation if isinstance(generation, Mapping) else {}
-    for name in FROM_MODEL:
-        try:
-            SamplingParams(**{name: table[name]})
-        except (KeyError, ArgumentError):
-            continue
-        values[name] = table[name]
-    return values
+def model_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request gets that says nothing: what the model's own files recommend, else OpenAI's temperature of 1."""
+    return {"temperature": 1.0} | recommended_params(config)[0]
 
 
 def take_sampling(fields: Fields, defaults: Mapping[str, Any]) -> Asked:

@@ -49,7 +49,7 @@ class Service:
     def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
         self.llm = llm
         self.settings = settings
-        self.defaults = model_defaults(llm.llm.model.config.get("generation"))
+        self.defaults = model_defaults(llm.llm.model.config)
         self.live = Live()
         self.metrics = Metrics()
         self.started = int(time.time())
