@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +19,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
+
+from .conftest import address, launch
 
 KEY = "kä/y+1"  # what a header cannot carry as it is
 PATIENCE = 120  # seconds, for what does come; nothing is asserted of how soon
@@ -40,22 +39,11 @@ new MutationObserver(() => grown.push(at("log").querySelector(".assistant")?.tex
 @pytest.fixture(scope="module")
 def url(smollm2_path: Path) -> Iterator[str]:
     """Of a server with an API key."""
-    command = [sys.executable, "-m", "inferflow.cli", "serve", "-m", str(smollm2_path), "--port", "0", "--quiet"]
-    environment = os.environ | {"INFERFLOW_API_KEY": KEY}
-    more = ["--max-model-len", "1024", "--drain", "0"]
-    with subprocess.Popen(command + more, stderr=subprocess.PIPE, text=True, env=environment) as server:
-        try:
-            assert server.stderr is not None
-            said = []
-            for line in server.stderr:
-                said.append(line)
-                if line.startswith("listening on "):
-                    yield line.split()[2].rstrip(",") + "/"
-                    break
-            else:
-                pytest.fail("".join(said))
-        finally:
-            server.kill()
+    server = launch(smollm2_path, "--max-model-len", "1024", "--quiet", env={"INFERFLOW_API_KEY": KEY})
+    try:
+        yield f"{address(server)}/"
+    finally:
+        server.kill()
 
 
 class Page:
@@ -133,7 +121,7 @@ def driver() -> Iterator[webdriver.Chrome]:
 
 @pytest.fixture
 def page(driver: webdriver.Chrome, url: str) -> Iterator[Page]:
-    """Opened anew; of a desktop, in the light."""
+    """Opened anew, on a desktop, in the light."""
     yield Page(driver, url)
     driver.execute_script("sessionStorage.clear()")
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -170,7 +158,9 @@ def test_an_answer_streams(page: Page) -> None:
     assert "a second · first after" in page.text(".foot")
     assert page.run("return turns.map(turn => turn.content)") == ["What is the capital of France?", answer]
     # Of the network there was only our server, nor did the browser complain.
-    hosts = {urlsplit(address).netloc.rpartition("@")[2] for address in page.requests() if not address.startswith("data:")}
+    hosts = {
+        urlsplit(address).netloc.rpartition("@")[2] for address in page.requests() if not address.startswith("data:")
+    }
     assert hosts == {urlsplit(page.url).netloc}
     assert page.driver.get_log("browser") == []
 
@@ -192,7 +182,9 @@ def test_the_picture_moves(page: Page) -> None:
     assert rows[0] == 1, "another request, alone"
     assert 2 in rows, "ours has joined it"
     assert rows[-1] == 1, "and left"
-    stays = page.run("return strips.map(({number, lane, last, spans}) => [lane, spans[0].from, last, spans[0].prefill])")
+    stays = page.run(
+        "return strips.map(({number, lane, last, spans}) => [lane, spans[0].from, last, spans[0].prefill])"
+    )
     (lane, joined, left, prefill), (ours, came, went, computed) = stays
     assert (lane, prefill, ours, computed) == (0, True, 1, True)
     assert joined < came < went < left
@@ -275,7 +267,19 @@ def test_text_is_text(page: Page) -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
 def test_events_are_cut_anywhere(page: Page, size: int, end: str) -> None:
-    lines = [": a comment", "data: {\"a\": \"é€😀\"}", "", "event: x", "data:1", "data: 2", "", "", "data: [DONE]", "", "data: lost"]
+    lines = [
+        ": a comment",
+        'data: {"a": "é€😀"}',
+        "",
+        "event: x",
+        "data:1",
+        "data: 2",
+        "",
+        "",
+        "data: [DONE]",
+        "",
+        "data: lost",
+    ]
     got = page.driver.execute_async_script(
         """
         const [bytes, size, done] = [new TextEncoder().encode(arguments[0]), arguments[1], arguments[2]];
@@ -317,7 +321,9 @@ def test_a_phone(page: Page) -> None:
 def test_the_palette_of_the_dark(page: Page) -> None:
     ink = "const {color, backgroundColor} = getComputedStyle(document.body); return [color, backgroundColor]"
     light = page.run(ink)
-    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]})
+    page.driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    )
     assert all(a != b for a, b in zip(light, page.run(ink), strict=True))
 
 
