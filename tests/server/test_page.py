@@ -222,7 +222,7 @@ def test_stop(page: Page, how: str) -> None:
     page.ask("Go on.", 5)
     page.wait(lambda: page.run("return running === null && turns.length === 4"))
     assert page.run("return turns[1].content") == answer
-    assert page.text(".foot:last-of-type").startswith("cut at the most new tokens · 5 tokens")
+    assert page.text(".foot:last-of-type").startswith("cut at max tokens · 5 tokens")
     assert page.run("return document.querySelectorAll('.foot button').length") == 2
 
 
@@ -230,7 +230,7 @@ def test_a_wrong_key(page: Page) -> None:
     page.fill("key", "wrong")
     page.wait(lambda: page.find("#error").is_displayed() and page.text("#link") == "it wants the API key")
     page.ask("Hello", 5)
-    page.wait(lambda: page.text(".foot").startswith("broken off"))
+    page.wait(lambda: page.text(".foot").startswith("not answered"))
     assert page.text("#error").startswith("The server refused: the API key is missing or wrong")
     assert page.run("return turns.length") == 1
     page.fill("key", KEY)
