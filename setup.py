@@ -28,6 +28,7 @@ EXTRAS = {
         "pytest>=8.0",
         "pytest-xdist>=3.5",
         "ruff>=0.8",
+        "selenium>=4.20",  # drives Chromium, where there is one, through the page
         "sentencepiece>=0.2",
         "starlette>=0.37",
         "torch>=2.4",
