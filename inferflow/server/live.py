@@ -15,8 +15,9 @@ __all__ = ["Live"]
 
 KEPT = 4096  # reports, of which a slow reader may be behind
 PAUSE = 0.05  # seconds between two events
-QUIET = 10.0  # seconds without a step after which an event says so
-WINDOW = 1.0  # seconds over which speed is measured
+CALM = 0.25  # between two without steps, while the speed falls
+QUIET = 10.0  # between two after that
+WINDOW = 3.0  # seconds over which speed is measured: a long step is no standstill
 
 
 class Live:
@@ -43,9 +44,9 @@ class Live:
         while not ended():
             now = time.monotonic()
             recent = [report for _, report in tuple(self.reports) if report.step > last]
-            if recent or not idle or now - sent > QUIET:
+            if recent or now - sent > (QUIET if idle else CALM):
                 last = recent[-1].step if recent else last
-                idle = not recent and now - self.stepped > WINDOW
+                idle = not recent and now - self.stepped > WINDOW  # the speed is 0 by then
                 sent = now
                 event = {"steps": [_step(report) for report in recent], "tokens_per_s": self.speed(now), **state()}
                 yield f"data: {json.dumps(event, allow_nan=False)}\n\n".encode()
