@@ -174,7 +174,7 @@ class Engine:
         batch, ready = step_batch(work)
         logits = self.executor.run(batch, self.cache)
         self.scheduler.ran(work)
-        sampled = sample(logits, [sequence.sampler for sequence in ready])
+        sampled = sample(logits, [sequence.sampler for sequence in ready], self.executor.pool)
         return [self.advance(sequence, one) for sequence, one in zip(ready, sampled, strict=True)] + self.expire()
 
     def run(self) -> Iterator[Event]:
