@@ -120,9 +120,9 @@ class SamplerState:
     def changes_logits(self) -> bool:
         return self.adjusts or len(self.ids) - self.prompt < self.params.min_tokens
 
-    def adjust(self, out: Array) -> None:
-        """Bias and penalties on logits [vocab], in place; forbidden tokens to -inf. Raises the constraint's InferflowError."""
-        p = self.params
+    def adjusted(self, logits: Array) -> Array:
+        """The logits after bias and penalties, forbidden tokens at -inf; a copy. Raises the constraint's InferflowError."""
+        p, out = self.params, logits.copy()
         seen = np.fromiter(self.seen, np.int64, len(self.seen) if p.repetition_penalty != 1 else 0)
         penalise(out, p, seen, self.counts, self.repeats)
         if p.allowed_token_ids is not None:
@@ -136,6 +136,7 @@ class SamplerState:
             out[len(mask) :] = -np.inf
         if len(self.ids) - self.prompt < p.min_tokens:
             out[self.ends] = -np.inf
+        return out
 
 
 def sample(logits: Array, states: Sequence[SamplerState], pool: Pool | None = None) -> list[Sampled | InferflowError]:
@@ -147,22 +148,23 @@ def sample(logits: Array, states: Sequence[SamplerState], pool: Pool | None = No
     """
     own = fold(logits, pool)
     errors: dict[int, InferflowError] = {row: _not_finite() for row in np.flatnonzero(~np.isfinite(own.best)).tolist()}
-    changed = [row for row, state in enumerate(states) if row not in errors and state.changes_logits()]
-    scores = own
-    if changed:
-        adjusted = logits.copy()
-        for row in changed:
+    tokens, surprise = own.tokens.copy(), np.zeros(len(states))
+    adjusted: dict[int, Array] = {}
+    for row, state in enumerate(states):
+        if row not in errors and state.changes_logits():
             try:
-                states[row].adjust(adjusted[row])
+                adjusted[row] = state.adjusted(logits[row])
             except InferflowError as error:
                 errors[row] = error
-        scores = fold(adjusted, pool)
-        nothing = np.flatnonzero(scores.best == -np.inf).tolist()
-        errors = {**{row: _nothing_left() for row in nothing}, **errors}
-    tokens, surprise = scores.tokens.copy(), np.zeros(len(states))
+                continue
+            tokens[row] = adjusted[row].argmax()
+            if adjusted[row][tokens[row]] == -np.inf:
+                errors[row] = _nothing_left()
     for kind, members in _kinds(states, errors).items():
-        at = np.asarray(members)
-        tokens[at], surprise[at] = _KINDS[kind](scores.of(at), [states[row] for row in members])
+        part = own.of(np.asarray(members))
+        if not adjusted.keys().isdisjoint(members):
+            part = fold(np.stack([adjusted.get(row, logits[row]) for row in members]), pool)
+        tokens[members], surprise[members] = _KINDS[kind](part, [states[row] for row in members])
     asked = [row for row, s in enumerate(states) if s.params.logprobs is not None and row not in errors]
     counts = [states[row].params.logprobs or 0 for row in asked]
     told = dict(
@@ -187,15 +189,11 @@ def _log_probabilities(scores: Scores, tokens: Sequence[int], counts: Sequence[i
     best = largest(scores, np.asarray(counts)) if any(counts) else None
     norm = scores.best + np.log(totals(scores, np.ones(len(tokens))))  # float64
     own = (scores.rows.logits[scores.rows.at, tokens] - norm).tolist()
-    found = best.logits - norm[:, None] if best else None
-    out: list[tuple[float, Top]] = []
-    for row, count in enumerate(counts):
-        top: Top = ()
-        if best is not None and found is not None:
-            likely = best.logits[row, :count] > -np.inf
-            top = tuple(zip(best.ids[row, :count][likely].tolist(), found[row, :count][likely].tolist(), strict=True))
-        out.append((own[row], top))
-    return out
+    if best is None:
+        return [(logprob, ()) for logprob in own]
+    there = np.minimum(counts, (best.logits > -np.inf).sum(axis=1)).tolist()
+    ids, found = best.ids.tolist(), (best.logits - norm[:, None]).tolist()
+    return [(own[row], tuple(zip(ids[row][:n], found[row][:n], strict=True))) for row, n in enumerate(there)]
 
 
 # ---------------------------------------------------------------------- the kinds of rows
