@@ -46,7 +46,7 @@ SCORES = ("softmax", "sigmoid", "softmax_topk", "sparsemixer", "identity")
 OPCODES = (
     "embed", "positions", "select", "copy", "quantise", "linear", "experts", "norm", "unary", "xielu", "binary", "reduce",
     "concat", "outer", "rope_table", "rope", "store_kv", "sdpa", "conv", "recurrence", "router", "combine", "gate",
-    "glu",
+    "glu", "peaks", "weigh", "reach",
 )  # fmt: skip
 
 
@@ -217,10 +217,30 @@ class CombineArgs(Structure):
     _fields_ = [("y", Tensor), ("weights", Tensor), ("out", Tensor)]
 
 
+class Rows(Structure):
+    _fields_ = [
+        ("logits", c_void_p), ("at", c_void_p), *((n, c_int64) for n in ("count", "vocab", "stride", "columns")),
+    ]  # fmt: skip
+
+
+class PeaksArgs(Structure):
+    _fields_ = [("rows", Rows), *((n, c_void_p) for n in ("peaks", "best", "tokens"))]
+
+
+class WeighArgs(Structure):
+    _fields_ = [("rows", Rows), *((n, c_void_p) for n in ("best", "scale", "sums"))]
+
+
+class ReachArgs(Structure):
+    _fields_ = [
+        ("rows", Rows), ("peaks", c_void_p), ("floor", c_void_p), ("room", c_int64), ("keys", c_void_p), ("counts", c_void_p),
+    ]  # fmt: skip
+
+
 _MIRRORS: tuple[type[Structure], ...] = (
     Tensor, Span, Step, Matrix, Op, EmbedArgs, PositionsArgs, SelectArgs, CopyArgs, QuantiseArgs, LinearArgs, ExpertsArgs,
     NormArgs, UnaryArgs, XieluArgs, BinaryArgs, GateArgs, ReduceArgs, ConcatArgs, OuterArgs, RopeTableArgs, RopeArgs, Cache,
-    StoreKvArgs, SdpaArgs, ConvArgs, RecurrenceArgs, RouterArgs, CombineArgs,
+    StoreKvArgs, SdpaArgs, ConvArgs, RecurrenceArgs, RouterArgs, CombineArgs, Rows, PeaksArgs, WeighArgs, ReachArgs,
 )  # fmt: skip
 
 

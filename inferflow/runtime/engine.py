@@ -195,7 +195,7 @@ class Engine:
         if len(batch.rows) > len(ready):
             logits = score(work, logits)
         self.scheduler.ran(work)
-        sampled = sample(logits, [sequence.sampler for sequence in ready])
+        sampled = sample(logits, [sequence.sampler for sequence in ready], self.executor.pool)
         return [self.advance(sequence, one) for sequence, one in zip(ready, sampled, strict=True)] + self.expire()
 
     def _start(self, work: Work) -> None:

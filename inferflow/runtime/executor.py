@@ -10,6 +10,7 @@ import numpy as np
 from ..graph.axes import Shape, alignment
 from ..graph.graph import Graph, Node
 from ..kernels import reference as ref
+from ..kernels.native import Pool
 from ..kernels.recurrent import causal_conv, recurrence
 from ..kernels.rope import frequencies, rope_length
 from ..weights.loader import Weights
@@ -43,6 +44,11 @@ class Executor(Protocol):
     block_size: int
 
     @property
+    def pool(self) -> Pool | None:
+        """The threads it has, idle between steps."""
+        ...
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of a block's keys and values."""
         ...
@@ -67,6 +73,7 @@ class ReferenceExecutor:
     """
 
     block_size = 16
+    pool: Pool | None = None
 
     def __init__(self, graph: Graph, weights: Weights, int8_activations: bool = False) -> None:
         self.graph = graph

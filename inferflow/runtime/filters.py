@@ -1,9 +1,8 @@
 """Truncation of a batch of distributions, and draws from them, without sorting a vocabulary.
 
-A row is folded into `FOLD` stretches laid over each other, so that its columns' peaks and sums cost one vector pass. Few
-columns reach a floor, and only what they hold is sorted. Exponentials of a whole row are taken where its sum is needed: not
-for top-k or min-p. Every operation is elementwise or along one row: a row's result is the same to the last bit whatever rows
-are beside it.
+Few columns of the folded rows (`kernels.logits`) reach a floor, and only what they hold is sorted. Exponentials of a whole row
+are taken where its sum is needed: not for top-k or min-p. Every operation is elementwise or along one row: a row's result is
+the same to the last bit whatever rows are beside it.
 """
 
 from __future__ import annotations
@@ -13,39 +12,32 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..kernels.logits import FOLD, Rows, logits_of, rows_of, weight
+from ..kernels.native import Pool
 from .sampling_params import SamplingParams
 
-__all__ = ["Head", "Scores", "Weights", "choose", "draw", "fold", "head", "largest", "tail_free", "totals", "typical"]
+__all__ = ["Head", "Scores", "choose", "draw", "fold", "head", "largest", "tail_free", "totals", "typical"]
 
 Array = np.ndarray
 
-FOLD = 16
-BLOCK = 8  # rows weighed at a time: what is made of them stays in a core's cache
 GUESS = 2e-4  # most nuclei lie above this share: at most 5,000 candidates
 LOWEST = float(np.finfo(np.float32).min)
 
 
 class Scores(NamedTuple):
-    """Rows of logits: `folded` float32 [rows, FOLD, columns], where token ``f * columns + c`` is at ``[f, c]`` and what is
-    beyond the vocabulary is -inf; `peaks` float32 [rows, columns], the columns' greatest; `best` float32 [rows], the rows'."""
+    """Rows of logits: `peaks` float32 [rows, columns], the greatest of each column; `best` float32 [rows], of each row, NaN
+    where it holds one; `tokens` int64 [rows], the first that has it."""
 
-    folded: Array
+    rows: Rows
     peaks: Array
     best: Array
+    tokens: Array
 
-    def of(self, rows: Array | slice) -> Scores:
+    def of(self, some: Array) -> Scores:
         """Some of the rows; all of them are not copied."""
-        whole = not isinstance(rows, slice) and len(rows) == len(self.best)
-        return self if whole else Scores(self.folded[rows], self.peaks[rows], self.best[rows])
-
-
-class Weights(NamedTuple):
-    """``exp((logits - best) / temperature)``: `folded` float32 [rows, FOLD, columns]; `sums` float32 [rows, columns]; `total`
-    float64 [rows]."""
-
-    folded: Array
-    sums: Array
-    total: Array
+        if len(some) == len(self.best):
+            return self
+        return Scores(self.rows.of(some), self.peaks[some], self.best[some], self.tokens[some])
 
 
 class Head(NamedTuple):
@@ -56,49 +48,33 @@ class Head(NamedTuple):
     logits: Array
 
 
-def fold(logits: Array) -> Scores:
-    """The rows of `logits` [rows, vocab], float32."""
-    rows, vocab = logits.shape
-    if vocab % FOLD:
-        padded = np.full((rows, vocab + -vocab % FOLD), -np.inf, np.float32)
-        padded[:, :vocab] = logits
-        logits = padded
-    folded = logits.reshape(rows, FOLD, -1)
-    peaks = folded.max(axis=1)
-    return Scores(folded, peaks, peaks.max(axis=1))
-
-
-def weigh(scores: Scores, temperature: Array) -> Weights:
-    """The weights of rows whose greatest logits are finite, at temperatures [rows] above 0."""
-    with np.errstate(over="ignore", under="ignore"):  # to -inf, whose weight is 0
-        folded = scores.folded - scores.best[:, None, None]
-        if (temperature != 1).any():
-            folded *= (1 / temperature).astype(np.float32)[:, None, None]
-        np.exp(folded, out=folded)
-    sums = folded.sum(axis=1)
-    return Weights(folded, sums, sums.sum(axis=1, dtype=np.float64))
+def fold(logits: Array | Rows, pool: Pool | None = None) -> Scores:
+    """The rows of `logits` [rows, vocab], float32; work on them is done on the threads of `pool` (None: the caller's)."""
+    rows = logits if isinstance(logits, Rows) else rows_of(logits, pool)
+    return Scores(rows, *rows.peaks())
 
 
 def totals(scores: Scores, temperature: Array) -> Array:
-    """The sum of each row's weights, float64 [rows]."""
-    return np.concatenate([weigh(scores.of(some), temperature[some]).total for some in _blocks(len(temperature))])
+    """The sum of each row's weights, ``exp((logits - best) / temperature)``: float64 [rows]. The greatest logits are finite,
+    the temperatures [rows] above 0."""
+    return np.cumsum(_folded(scores.rows.sums(scores.best, temperature)), axis=1, dtype=np.float64)[:, -1]
 
 
 def draw(scores: Scores, temperature: Array, uniform: Array) -> Array:
     """A token of each row [rows] by the inverse of its distribution function, at `uniform` [rows] in [0, 1)."""
-    blocks = _blocks(len(uniform))
-    return np.concatenate([_draw(weigh(scores.of(some), temperature[some]), uniform[some]) for some in blocks])
+    sums, rows = scores.rows.sums(scores.best, temperature), np.arange(len(uniform))
+    coarse, finer = _folded(sums), sums.reshape(len(rows), FOLD, -1)
+    outer, rest = _invert(coarse, uniform * np.cumsum(coarse, axis=1, dtype=np.float64)[:, -1])
+    inner, rest = _invert(finer[rows, :, outer], rest)
+    column = inner * coarse.shape[1] + outer
+    cells = scores.rows.cells(rows, column)
+    stretch, _ = _invert(weight(cells, scores.best[:, None], temperature[:, None]), rest)
+    return stretch * sums.shape[1] + column
 
 
-def _blocks(rows: int) -> list[slice]:
-    return [slice(start, start + BLOCK) for start in range(0, rows, BLOCK)]
-
-
-def _draw(weights: Weights, uniform: Array) -> Array:
-    rows = np.arange(len(uniform))
-    column, rest = _invert(weights.sums, uniform * weights.total)
-    stretch, _ = _invert(weights.folded[rows, :, column], rest)
-    return stretch * weights.sums.shape[1] + column
+def _folded(sums: Array) -> Array:
+    """Columns' sums [rows, columns], folded once more: [rows, columns / FOLD]."""
+    return sums.reshape(len(sums), FOLD, -1).sum(axis=1)
 
 
 def _invert(weights: Array, target: Array) -> tuple[Array, Array]:
@@ -130,22 +106,12 @@ def _reached_by(peaks: Array, count: Array) -> Array:
 def head(scores: Scores, floor: Array) -> Head:
     """The logits that are at least `floor` [rows], and not -inf; one that rounds to it may be among them."""
     floor = np.nextafter(np.clip(floor, LOWEST, scores.best).astype(np.float32), np.float32(LOWEST))
-    row, column = np.nonzero(scores.peaks >= floor[:, None])
-    cells = scores.folded[row, :, column]
-    which, stretch = np.nonzero(cells >= floor[row, None])
-    row, column, found = row[which], column[which], cells[which, stretch]
-    counts = np.bincount(row, minlength=len(floor))
-    rank = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    # One integer orders by logit, descending, then by id: floats of one sign compare as their bits do.
-    bits = found.view(np.int32)
-    order = np.where(bits < 0, bits.view(np.uint32), 0x7FFFFFFF - bits).astype(np.uint64)
-    keys = np.full((len(floor), counts.max()), ~np.uint64(0))
-    keys[row, rank] = order << np.uint64(32) | (stretch * scores.peaks.shape[1] + column).astype(np.uint64)
-    keys.sort(axis=1)
+    keys, counts = scores.rows.reaching(scores.peaks, floor)
     there = np.arange(keys.shape[1]) < counts[:, None]
+    keys = np.where(there, keys, ~np.uint64(0))
+    keys.sort(axis=1)
     ids = np.where(there, keys & np.uint64(0xFFFFFFFF), np.uint64(0)).astype(np.int64)
-    flat = scores.folded.reshape(len(floor), -1)
-    return Head(ids, np.where(there, np.take_along_axis(flat, ids, axis=1), np.float32(-np.inf)))
+    return Head(ids, np.where(there, logits_of(keys), np.float32(-np.inf)))
 
 
 def choose(scores: Scores, params: Sequence[SamplingParams], mu: Array, uniform: Array) -> tuple[Array, Array]:
@@ -164,7 +130,7 @@ def choose(scores: Scores, params: Sequence[SamplingParams], mu: Array, uniform:
     # Tokens below (1 - p) / vocab hold less than 1 - p together, so a nucleus lies above; most lie above GUESS,
     # and the others are looked for again, deeper.
     nucleus = (total > 0) & (bound == 0)
-    bound = np.where(nucleus, (1 - top_p) * total / scores.folded[0].size, bound)
+    bound = np.where(nucleus, (1 - top_p) * total / scores.rows.vocab, bound)
     share = np.where(nucleus, np.maximum(bound, GUESS * total), bound)
     highest = _reached_by(scores.peaks, top_k)
     tokens, surprise = np.empty(len(params), np.int64), np.empty(len(params))
@@ -185,25 +151,31 @@ def choose(scores: Scores, params: Sequence[SamplingParams], mu: Array, uniform:
 def _pick(
     weights: Array, total: Array, params: Sequence[SamplingParams], mu: Array, uniform: Array
 ) -> tuple[Array, Array]:
-    """Ranks and surprises, from descending `weights` [rows, k] that hold everything the filters may leave. Sums run in order,
-    so padding changes none."""
-    top_k, top_p, min_p = (_values(params, name)[:, None] for name in ("top_k", "top_p", "min_p"))
-    mass = np.where((top_k <= 0) | (np.arange(weights.shape[1]) < top_k), weights, 0)
-    whole = np.where(top_k[:, 0] > 0, np.cumsum(mass, axis=1)[:, -1], total)
-    for row, p in enumerate(params):
-        if p.tfs_z < 1:
-            mass[row] *= tail_free(mass[row], p.tfs_z)
-        if p.typical_p < 1:
-            mass[row] *= typical(mass[row], p.typical_p)
-        if p.tfs_z < 1 or p.typical_p < 1:
-            whole[row] = np.cumsum(mass[row])[-1]
+    """Ranks and surprises, from descending `weights` [rows, k] that hold everything the filters may leave. What top-k, top-p,
+    min-p and mirostat leave is a beginning of them. Sums run in order, so padding changes none."""
+    top_k, top_p, min_p = (_values(params, name) for name in ("top_k", "top_p", "min_p"))
+    rows, ranks = np.arange(len(params)), np.arange(weights.shape[1])
+    limited = top_k > 0
+    shaped = [row for row, p in enumerate(params) if p.tfs_z < 1 or p.typical_p < 1]
+    if shaped or limited.any():
+        weights = np.where(~limited[:, None] | (ranks < top_k[:, None]), weights, 0)
+    for row in shaped:
+        if params[row].tfs_z < 1:
+            weights[row] *= tail_free(weights[row], params[row].tfs_z)
+        if params[row].typical_p < 1:
+            weights[row] *= typical(weights[row], params[row].typical_p)
+    running = np.cumsum(weights, axis=1)
+    left = np.full(len(params), weights.shape[1])
     if (top_p < 1).any():
-        mass *= (np.cumsum(mass, axis=1) - mass < top_p * whole[:, None]) | (top_p == 1)
-    mass *= mass >= min_p * mass.max(axis=1, keepdims=True)
-    mass[:, 1:] *= mass[:, 1:] >= (total * np.exp2(-mu))[:, None]
-    left = np.cumsum(mass, axis=1)[:, -1]
-    rank, _ = _invert(mass, uniform * left)
-    return rank, np.log2(left / mass[np.arange(len(rank)), rank])
+        limited[shaped] = True
+        whole = np.where(limited, running[:, -1], total)
+        left = np.where(top_p < 1, (running - weights < (top_p * whole)[:, None]).sum(axis=1), left)
+    least = np.maximum(min_p * weights.max(axis=1), total * np.exp2(-mu))
+    if least.any():
+        left = np.minimum(left, 1 + (ranks * (weights >= least[:, None])).max(axis=1))
+    most = running[rows, left - 1]
+    rank = np.minimum((running <= (uniform * most)[:, None]).sum(axis=1), (running < most[:, None]).sum(axis=1))
+    return rank, np.log2(most / weights[rows, rank])
 
 
 def tail_free(mass: Array, z: float) -> Array:

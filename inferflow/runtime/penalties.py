@@ -9,7 +9,7 @@ import numpy as np
 
 from .sampling_params import SamplingParams
 
-__all__ = ["AntiLM", "adjusts", "dry", "forbidden", "penalise"]
+__all__ = ["AntiLM", "Repeats", "adjusts", "forbidden", "penalise"]
 
 Array = np.ndarray
 
@@ -24,10 +24,13 @@ def adjusts(p: SamplingParams) -> bool:
     )  # fmt: skip
 
 
-def penalise(logits: Array, p: SamplingParams, ids: Sequence[int], seen: Array, generated: Counter[int]) -> None:
+def penalise(
+    logits: Array, p: SamplingParams, seen: Array, generated: Counter[int], repeats: Repeats | None = None
+) -> None:
     """Changes `logits` [vocab] in place, in this order: bias, repetition, frequency and presence, DRY.
 
-    `ids`: prompt and answer; `seen`: the different ones, int64; `generated`: how often each came in the answer.
+    `seen`: the different tokens of prompt and answer, int64; `generated`: how often each came in the answer; `repeats`: the
+    text's, where DRY is on.
     Repetition (Keskar et al. 2019, arXiv:1909.05858) counts the prompt, frequency and presence (OpenAI) do not.
     """
     for token, bias in p.logit_bias.items():
@@ -40,36 +43,68 @@ def penalise(logits: Array, p: SamplingParams, ids: Sequence[int], seen: Array, 
         tokens = np.fromiter(generated, np.int64, len(generated))
         counts = np.fromiter(generated.values(), np.float32, len(generated))
         logits[tokens] -= counts * np.float32(p.frequency_penalty) + np.float32(p.presence_penalty)
-    if p.dry_multiplier > 0:
-        for token, length in dry(ids, p).items():
+    if repeats is not None:
+        for token, length in repeats.longest().items():
             power = p.dry_base ** (length - p.dry_allowed_length)
             logits[token] -= np.float32(min(p.dry_multiplier * power, 1e9))
-
-
-def dry(ids: Sequence[int], p: SamplingParams) -> dict[int, int]:
-    """The tokens that would continue a repeat, and its length so far: for each earlier place where the text ends as it ends
-    now, for `dry_allowed_length` tokens or more, what came next. Weidmann, "Don't Repeat Yourself" (2024), as in
-    text-generation-webui."""
-    text = np.asarray(ids if p.dry_penalty_last_n < 0 else ids[max(0, len(ids) - p.dry_penalty_last_n) :], np.int64)
-    reach = np.zeros(max(len(text) - 1, 0), np.int64)  # how long the repeat is that ends at each place
-    places = np.arange(len(reach))
-    for length in range(1, min(len(text), MAX_MATCH + 1)):
-        last = int(text[-length])
-        places = places[places >= length - 1]
-        places = places[text[places - (length - 1)] == last]
-        if not len(places) or last in p.dry_breaker_ids:
-            break
-        reach[places] = length
-    repeats = np.flatnonzero(reach >= p.dry_allowed_length)
-    repeats = repeats[np.argsort(reach[repeats], kind="stable")]  # of one token's, the longest comes last and stays
-    found = dict(zip(text[repeats + 1].tolist(), reach[repeats].tolist(), strict=True))
-    return {token: length for token, length in found.items() if token not in p.dry_breaker_ids}
 
 
 def forbidden(p: SamplingParams, ids: Sequence[int]) -> list[int]:
     """The last tokens of those `bad_token_ids` whose others are what the text ends with."""
     words = [word if isinstance(word, Sequence) else (word,) for word in p.bad_token_ids]
     return [w[-1] for w in words if len(w) == 1 or tuple(ids[-(len(w) - 1) :]) == tuple(w[:-1])]
+
+
+class Repeats:
+    """The earlier places where the text ends as it ends now, for `dry_allowed_length` tokens or more, and what came next.
+    Weidmann, "Don't Repeat Yourself" (2024), as in text-generation-webui. A step costs as much as there are such places: a
+    repeat that was known has grown by one, another is measured."""
+
+    def __init__(self, p: SamplingParams, ids: Iterable[int] = ()) -> None:
+        self.least = p.dry_allowed_length
+        self.most = max(self.least, MAX_MATCH)
+        self.window = p.dry_penalty_last_n  # -1: all
+        self.breakers = frozenset(p.dry_breaker_ids)
+        self.ids: list[int] = []
+        self.unbroken = 0  # tokens since the last breaker
+        self.ends: dict[tuple[int, ...], list[int]] = {}  # where each run of `least` tokens without a breaker ends
+        self.known = 0  # how long the text was when `lengths` and `found` were told
+        self.lengths: dict[int, int] = {}  # of the repeat that ends at each place
+        self.found: dict[int, int] = {}
+        for token in ids:
+            self.push(token)
+
+    def push(self, token: int) -> None:
+        """The text goes on with `token`."""
+        self.ids.append(token)
+        self.unbroken = 0 if token in self.breakers else self.unbroken + 1
+        if self.unbroken >= self.least:
+            self.ends.setdefault(tuple(self.ids[-self.least :]), []).append(len(self.ids) - 1)
+
+    def longest(self) -> dict[int, int]:
+        """The tokens that would continue a repeat, and the length of the longest of theirs so far."""
+        if self.known == len(self.ids):
+            return self.found
+        before = self.lengths if self.known == len(self.ids) - 1 else {}
+        self.known, self.lengths, self.found = len(self.ids), {}, {}
+        start = max(0, len(self.ids) - self.window) if self.window >= 0 else 0
+        places = self.ends[tuple(self.ids[-self.least :])] if self.unbroken >= self.least else []
+        for place in reversed(places[:-1]):  # the last is the end itself
+            if place < start + self.least - 1:
+                break
+            length = min(before[place - 1] + 1, self.most) if place - 1 in before else self._measure(place)
+            self.lengths[place] = length
+            token, inside = self.ids[place + 1], min(length, place - start + 1)
+            if inside > self.found.get(token, 0) and token not in self.breakers:
+                self.found[token] = inside
+        return self.found
+
+    def _measure(self, place: int) -> int:
+        """How long the repeat is that ends at `place`; at least `least`."""
+        length, limit = self.least, min(self.unbroken, self.most, place + 1)
+        while length < limit and self.ids[place - length] == self.ids[-1 - length]:
+            length += 1
+        return length
 
 
 class AntiLM:

@@ -16,8 +16,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from ..errors import InferflowError, UnsupportedError
-from .filters import choose, draw, fold, largest, totals
-from .penalties import AntiLM, adjusts, forbidden, penalise
+from ..kernels.native import Pool
+from .filters import Scores, choose, draw, fold, largest, totals
+from .penalties import AntiLM, Repeats, adjusts, forbidden, penalise
 from .sampling_params import SamplingParams
 
 __all__ = [
@@ -89,6 +90,7 @@ class SamplerState:
         self.counts: Counter[int] = Counter()  # of the answer
         self.seen = dict.fromkeys(self.ids)
         self.anti = AntiLM(params.fsd_n, params.fsd_beta, self.ids) if params.fsd_alpha > 0 else None
+        self.repeats = Repeats(params, self.ids) if params.dry_multiplier > 0 else None
         self.adjusts = constraint is not None or adjusts(params)
         for token in generated:
             self._append(token)
@@ -105,6 +107,8 @@ class SamplerState:
         self.seen[token] = None
         if self.anti is not None:
             self.anti.push(token)
+        if self.repeats is not None:
+            self.repeats.push(token)
         if self.constraint is not None and token not in self.ends:
             self.constraint.push(token)
 
@@ -119,7 +123,8 @@ class SamplerState:
     def adjusted(self, logits: Array) -> Array:
         """The logits after bias and penalties, forbidden tokens at -inf; a copy. Raises the constraint's InferflowError."""
         p, out = self.params, logits.copy()
-        penalise(out, p, self.ids, np.fromiter(self.seen, np.int64, len(self.seen)), self.counts)
+        seen = np.fromiter(self.seen, np.int64, len(self.seen) if p.repetition_penalty != 1 else 0)
+        penalise(out, p, seen, self.counts, self.repeats)
         if p.allowed_token_ids is not None:
             rest = np.ones(len(out), bool)
             rest[list(p.allowed_token_ids)] = False
@@ -134,15 +139,16 @@ class SamplerState:
         return out
 
 
-def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | InferflowError]:
+def sample(logits: Array, states: Sequence[SamplerState], pool: Pool | None = None) -> list[Sampled | InferflowError]:
     """The next token of each row of `logits`, float32 [rows, vocab], which is left as it is; or why that row has none: it is
-    not finite, or nothing is allowed. The states are not changed: `SamplerState.push` does that.
+    not finite, or nothing is allowed. The states are not changed: `SamplerState.push` does that. `pool`: the engine's threads,
+    which change no bit.
 
     Ids beyond the tokenizer's vocabulary are for the caller to cut off: ``logits[:, :size]``.
     """
-    tokens = logits.argmax(axis=1)  # where a NaN is, if there is one
-    finite = np.isfinite(logits[np.arange(len(tokens)), tokens])
-    errors: dict[int, InferflowError] = {row: _not_finite() for row in np.flatnonzero(~finite).tolist()}
+    own = fold(logits, pool)
+    errors: dict[int, InferflowError] = {row: _not_finite() for row in np.flatnonzero(~np.isfinite(own.best)).tolist()}
+    tokens, surprise = own.tokens.copy(), np.zeros(len(states))
     adjusted: dict[int, Array] = {}
     for row, state in enumerate(states):
         if row not in errors and state.changes_logits():
@@ -154,18 +160,16 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
             tokens[row] = adjusted[row].argmax()
             if adjusted[row][tokens[row]] == -np.inf:
                 errors[row] = _nothing_left()
-    surprise = np.zeros(len(states))
     for kind, members in _kinds(states, errors).items():
-        run = members[-1] - members[0] == len(members) - 1 and adjusted.keys().isdisjoint(members)
-        part = (
-            logits[members[0] :][: len(members)]
-            if run
-            else np.stack([adjusted.get(row, logits[row]) for row in members])
-        )
+        part = own.of(np.asarray(members))
+        if not adjusted.keys().isdisjoint(members):
+            part = fold(np.stack([adjusted.get(row, logits[row]) for row in members]), pool)
         tokens[members], surprise[members] = _KINDS[kind](part, [states[row] for row in members])
     asked = [row for row, s in enumerate(states) if s.params.logprobs is not None and row not in errors]
     counts = [states[row].params.logprobs or 0 for row in asked]
-    told = dict(zip(asked, log_probabilities(logits[asked], tokens[asked].tolist(), counts), strict=True))
+    told = dict(
+        zip(asked, _log_probabilities(own.of(np.asarray(asked, int)), tokens[asked].tolist(), counts), strict=True)
+    )
     out: list[Sampled | InferflowError] = []
     for row, (token, bits) in enumerate(zip(tokens.tolist(), surprise.tolist(), strict=True)):
         logprob, top = told.get(row, (None, ()))
@@ -176,17 +180,20 @@ def sample(logits: Array, states: Sequence[SamplerState]) -> list[Sampled | Infe
 def log_probabilities(logits: Array, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
     """Of each row of `logits` [rows, vocab]: the log-probability of its token, and the `counts` likeliest tokens with theirs
     (fewer where all others are impossible)."""
+    return _log_probabilities(fold(logits), tokens, counts)
+
+
+def _log_probabilities(scores: Scores, tokens: Sequence[int], counts: Sequence[int]) -> list[tuple[float, Top]]:
     if not len(tokens):
         return []
-    scores = fold(logits)
     best = largest(scores, np.asarray(counts)) if any(counts) else None
     norm = scores.best + np.log(totals(scores, np.ones(len(tokens))))  # float64
-    out: list[tuple[float, Top]] = []
-    for row, (token, count) in enumerate(zip(tokens, counts, strict=True)):
-        ids = best.ids[row, :count][best.logits[row, :count] > -np.inf].tolist() if best else []
-        told = [float(logits[row, i] - norm[row]) for i in [token, *ids]]
-        out.append((told[0], tuple(zip(ids, told[1:], strict=True))))
-    return out
+    own = (scores.rows.logits[scores.rows.at, tokens] - norm).tolist()
+    if best is None:
+        return [(logprob, ()) for logprob in own]
+    there = np.minimum(counts, (best.logits > -np.inf).sum(axis=1)).tolist()
+    ids, found = best.ids.tolist(), (best.logits - norm[:, None]).tolist()
+    return [(own[row], tuple(zip(ids[row][:n], found[row][:n], strict=True))) for row, n in enumerate(there)]
 
 
 # ---------------------------------------------------------------------- the kinds of rows
@@ -217,18 +224,18 @@ def _kind(state: SamplerState) -> str | None:
     return "filtered" if p.top_k > 0 or p.top_p < 1 or p.min_p > 0 or p.mirostat else "plain"
 
 
-def _plain(logits: Array, states: Sequence[SamplerState]) -> Chosen:
+def _plain(scores: Scores, states: Sequence[SamplerState]) -> Chosen:
     heat = np.asarray([s.params.temperature for s in states])
-    return draw(fold(logits), heat, np.asarray([s.uniform() for s in states])), 0.0
+    return draw(scores, heat, np.asarray([s.uniform() for s in states])), 0.0
 
 
-def _filtered(logits: Array, states: Sequence[SamplerState]) -> Chosen:
+def _filtered(scores: Scores, states: Sequence[SamplerState]) -> Chosen:
     mu = np.asarray([s.mu if s.params.mirostat else np.inf for s in states])
-    return choose(fold(logits), [s.params for s in states], mu, np.asarray([s.uniform() for s in states]))
+    return choose(scores, [s.params for s in states], mu, np.asarray([s.uniform() for s in states]))
 
 
-def _fsd(logits: Array, states: Sequence[SamplerState]) -> Chosen:
-    scores, heat = fold(logits), np.asarray([1.0 if s.params.greedy else s.params.temperature for s in states])
+def _fsd(scores: Scores, states: Sequence[SamplerState]) -> Chosen:
+    heat = np.asarray([1.0 if s.params.greedy else s.params.temperature for s in states])
     best, total = largest(scores, np.asarray([s.params.fsd_k for s in states])), totals(scores, heat)
     likely = np.exp((best.logits - scores.best[:, None].astype(np.float64)) / heat[:, None]) / total[:, None]
     tokens = np.empty(len(states), np.int64)
@@ -240,7 +247,7 @@ def _fsd(logits: Array, states: Sequence[SamplerState]) -> Chosen:
     return tokens, 0.0
 
 
-_KINDS: dict[str, Callable[[Array, Sequence[SamplerState]], Chosen]] = {
+_KINDS: dict[str, Callable[[Scores, Sequence[SamplerState]], Chosen]] = {
     "plain": _plain, "filtered": _filtered, "sorted": _filtered, "fsd": _fsd,
 }  # fmt: skip
 

@@ -36,6 +36,7 @@ class MockExecutor:
     """`recurrent`: the model has a state as well, a checksum of all tokens before, which goes into the answer."""
 
     block_size = BLOCK
+    pool = None
     block_bytes = 8 * BLOCK
 
     def __init__(self, sequences: int = 64, recurrent: bool = False) -> None:

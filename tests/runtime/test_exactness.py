@@ -12,6 +12,7 @@ import pytest
 
 from inferflow import LLM
 from inferflow.errors import InferflowError
+from inferflow.kernels import native
 from inferflow.runtime import engine as engine_module
 from inferflow.runtime.engine import Engine, Options, Sequence
 from inferflow.runtime.policies import MultiLevelFeedbackQueue
@@ -76,11 +77,13 @@ def _logits(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row of logits is compared with the first one after the same ids; the first run is of each prompt alone."""
     sample = engine_module.sample
 
-    def checked(logits: np.ndarray, states: list[SamplerState]) -> list[Sampled | InferflowError]:
+    def checked(
+        logits: np.ndarray, states: list[SamplerState], pool: native.Pool | None
+    ) -> list[Sampled | InferflowError]:
         for row, state in zip(logits, states, strict=True):
             bits = row.tobytes()
             assert subject.logits.setdefault(tuple(state.ids), bits) == bits
-        return sample(logits, states)
+        return sample(logits, states, pool)
 
     monkeypatch.setattr(engine_module, "sample", checked)
     if not subject.alone:

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from inferflow.runtime.penalties import AntiLM, dry, forbidden, penalise
+from inferflow.runtime.penalties import AntiLM, Repeats, forbidden, penalise
 from inferflow.runtime.sampling_params import SamplingParams
 
 PROMPT, ANSWER = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]
@@ -15,8 +15,7 @@ PROMPT, ANSWER = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]
 
 def penalised(x: np.ndarray, **options: object) -> np.ndarray:
     out = x.copy()
-    ids = PROMPT + ANSWER
-    penalise(out, SamplingParams(**options), ids, np.asarray(sorted(set(ids))), Counter(ANSWER))  # type: ignore[arg-type]
+    penalise(out, SamplingParams(**options), np.asarray(sorted(set(PROMPT + ANSWER))), Counter(ANSWER))  # type: ignore[arg-type]
     return out
 
 
@@ -45,28 +44,51 @@ def longest_repeats(ids: list[int], p: SamplingParams) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"dry_penalty_last_n": 12}, {"dry_breaker_ids": [2]}, {"dry_allowed_length": 4}]
-)
+    "options",
+    [
+        {}, {"dry_penalty_last_n": 12}, {"dry_penalty_last_n": 0}, {"dry_breaker_ids": [2]}, {"dry_allowed_length": 1},
+        {"dry_allowed_length": 4}, {"dry_breaker_ids": [0], "dry_penalty_last_n": 20, "dry_allowed_length": 3},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_dry_finds_the_longest_repeats(options: dict[str, object]) -> None:
+    """In a text as a whole, in one that grows and is asked after each token, and in one that is asked now and then."""
     params = SamplingParams(dry_multiplier=0.8, **options)  # type: ignore[arg-type]
     rng = np.random.default_rng(1)
     found = 0
-    for length in [0, 1, 2, 3, *range(4, 60)]:
-        ids = rng.integers(0, 3, length).tolist()
-        want = longest_repeats(ids, params)
-        assert dry(ids, params) == want
-        found += len(want)
-    assert found > 20
+    for alphabet in (1, 2, 3, 5):
+        ids: list[int] = rng.integers(0, alphabet, 60).tolist()
+        grown, seldom = Repeats(params), Repeats(params)
+        for length in range(60):
+            want = longest_repeats(ids[:length], params)
+            assert grown.longest() == want
+            assert grown.longest() == want  # again
+            assert Repeats(params, ids[:length]).longest() == want
+            if rng.random() < 0.5:
+                assert seldom.longest() == want
+            grown.push(ids[length])
+            seldom.push(ids[length])
+            found += len(want)
+    assert (found > 10) == (options != {"dry_penalty_last_n": 0})
+
+
+def test_dry_follows_a_repeat_for_64_tokens() -> None:
+    text = list(range(200))
+    repeats = Repeats(SamplingParams(dry_multiplier=1.0), text)
+    for n, token in enumerate(text[:100]):
+        repeats.push(token)
+        assert repeats.longest() == ({token + 1: min(n + 1, 64)} if n else {})
+    assert Repeats(SamplingParams(dry_multiplier=1.0), text + text[:100]).longest() == {100: 64}
 
 
 def test_dry_penalises_by_the_power_of_the_length() -> None:
     x = np.zeros(9, np.float32)
     params = SamplingParams(dry_multiplier=0.5, dry_base=2.0)
     ids = [1, 2, 3, 4, 1, 2, 3]
-    penalise(x, params, ids, np.asarray([1, 2, 3, 4]), Counter())
+    penalise(x, params, np.asarray([1, 2, 3, 4]), Counter(), Repeats(params, ids))
     np.testing.assert_allclose(x, [0, 0, 0, 0, -0.5 * 2.0 ** (3 - 2), 0, 0, 0, 0])
     x[:] = 0
-    penalise(x, params, [1] * 3000, np.asarray([1]), Counter())
+    penalise(x, params, np.asarray([1]), Counter(), Repeats(params, [1] * 3000))
     assert np.isfinite(x).all()
     assert x[1] <= -1e8
 

@@ -86,7 +86,7 @@ struct Matrix {
 enum OpCode : int32_t {
   OP_EMBED = 0, OP_POSITIONS, OP_SELECT, OP_COPY, OP_QUANTISE, OP_LINEAR, OP_EXPERTS, OP_NORM, OP_UNARY, OP_XIELU, OP_BINARY,
   OP_REDUCE, OP_CONCAT, OP_OUTER, OP_ROPE_TABLE, OP_ROPE, OP_STORE_KV, OP_SDPA, OP_CONV, OP_RECURRENCE, OP_ROUTER, OP_COMBINE,
-  OP_GATE, OP_GLU, OP_COUNT
+  OP_GATE, OP_GLU, OP_PEAKS, OP_WEIGH, OP_REACH, OP_COUNT
 };
 
 struct Op {
@@ -182,5 +182,14 @@ struct RouterArgs {
   double norm_min, scale, jitter;
 };
 struct CombineArgs { Tensor y, weights, out; };  // weights unset: a plain sum
+
+// ---------------------------------------------------------------------------------------------------- rows of logits
+
+// `count` rows, at[n] · stride floats from `logits` on; no part of a program. A row is folded: token f·columns + c stands in column c, and
+// columns is a multiple of 16. inferflow/kernels/logits.py says what the results are; arrays of results are dense.
+struct Rows { const float* logits; const int64_t* at; int64_t count, vocab, stride, columns; };
+struct PeaksArgs { Rows rows; float *peaks, *best; int64_t* tokens; };             // best: NaN where the row holds one
+struct WeighArgs { Rows rows; const float *best, *scale; float* sums; };           // scale: log2(e) / temperature
+struct ReachArgs { Rows rows; const float *peaks, *floor; int64_t room; uint64_t* keys; int64_t* counts; };  // counts may exceed room
 
 }  // namespace inferflow

@@ -77,7 +77,8 @@ int64_t inferflow_size(int which) {
       sizeof(SelectArgs), sizeof(CopyArgs), sizeof(QuantiseArgs), sizeof(LinearArgs), sizeof(ExpertsArgs), sizeof(NormArgs),
       sizeof(UnaryArgs), sizeof(XieluArgs), sizeof(BinaryArgs), sizeof(GateArgs), sizeof(ReduceArgs), sizeof(ConcatArgs),
       sizeof(OuterArgs), sizeof(RopeTableArgs), sizeof(RopeArgs), sizeof(Cache), sizeof(StoreKvArgs), sizeof(SdpaArgs),
-      sizeof(ConvArgs), sizeof(RecurrenceArgs), sizeof(RouterArgs), sizeof(CombineArgs)};
+      sizeof(ConvArgs), sizeof(RecurrenceArgs), sizeof(RouterArgs), sizeof(CombineArgs), sizeof(Rows), sizeof(PeaksArgs),
+      sizeof(WeighArgs), sizeof(ReachArgs)};
   return which >= 0 && which < static_cast<int>(sizeof sizes / sizeof *sizes) ? sizes[which] : -1;
 }
 

@@ -15,6 +15,7 @@
 #include "norm.h"
 #include "rope.h"
 #include "router.h"
+#include "sample.h"
 #include "state.h"
 
 namespace inferflow {
@@ -26,7 +27,7 @@ constexpr Isa make_isa(const char* name) {
           {embed_kernel, positions_kernel, select_kernel, copy_kernel, quantise_kernel, linear_kernel, experts_kernel, norm_kernel,
            unary_kernel, xielu_kernel, binary_kernel, reduce_kernel, concat_kernel, outer_kernel, rope_table_kernel, rope_kernel,
            store_kv_kernel, sdpa_kernel, conv_kernel, recurrence_kernel, router_kernel, combine_kernel, gate_kernel,
-           glu_kernel}};
+           glu_kernel, peaks_kernel, weigh_kernel, reach_kernel}};
 }
 
 }  // namespace
