@@ -13,6 +13,7 @@ from collections.abc import Iterable
 __all__ = [
     "ArgumentError",
     "CheckpointError",
+    "ClosedError",
     "DeadlineError",
     "FetchError",
     "GraphError",
@@ -100,6 +101,10 @@ class UnsupportedError(InferflowError):
 
 class QueueFullError(InferflowError):
     """There are too many requests waiting already: ask again later."""
+
+
+class ClosedError(InferflowError):
+    """The model is closed, or its engine has failed: nothing runs here any more."""
 
 
 class DeadlineError(InferflowError):

@@ -7,68 +7,49 @@ print(llm.generate("The capital of France is", SamplingParams(max_tokens=16)).te
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
-import warnings
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from .errors import ArgumentError, InferflowError, TextError, did_you_mean
-from .kernels import native
+from .answers import Answers, Chunk, Completion
+from .arguments import (
+    Admission,
+    Prompt,
+    check_config,
+    check_execution,
+    choose_engine,
+    forward_slice,
+    items,
+    request,
+    token_ids,
+    whole_number,
+)
+from .errors import ArgumentError, ClosedError, InferflowError, TextError, did_you_mean
+from .runtime.beam import BeamSearch, next_beams
 from .runtime.engine import Engine, Event, Options
 from .runtime.engine import Sequence as Running
 from .runtime.executor import Executor, ReferenceExecutor
 from .runtime.model import Model, context_length, load_model
-from .runtime.sampler import SamplingParams
+from .runtime.sampler import Constraint, SamplingParams
 from .spec.expression import show
-from .text import Detokenizer, StopMatcher, Tokenizer, encode_chat, load_tokenizer
+from .text import Tokenizer, encode_chat, load_tokenizer
 from .weights.locate import locate
 
-__all__ = ["LLM", "Chunk", "Completion"]
+if TYPE_CHECKING:
+    from .runtime.structured import StructureCompiler
+
+__all__ = ["LLM"]
 
 DEFAULT_LENGTH = 8192
-ENGINES = ("native", "reference")
-Prompt = str | Sequence[int]
-
-
-def choose_engine(asked: str | None) -> str:
-    """The engine's name; for None the native one, or a warning where it was not built."""
-    if asked is not None:
-        _one_of("engine", "engine", asked, ENGINES)
-    elif not native.available():
-        warnings.warn(
-            "the native engine was not built; the NumPy reference, which is slow, takes its place", stacklevel=3
-        )
-        return "reference"
-    return asked or "native"
-
-
-@dataclass(frozen=True)
-class Completion:
-    """An answer. `finish` is ``stop`` (an end token, or `stop_string`) or ``length``; `ids` are the new tokens."""
-
-    text: str
-    ids: tuple[int, ...]
-    prompt_ids: tuple[int, ...]
-    finish: str
-    stop_string: str | None = None
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of a streamed answer: the text that became certain with `token`; `finish` is set on the last one."""
-
-    text: str
-    token: int | None
-    finish: str | None = None
-    stop_string: str | None = None
 
 
 class LLM:
@@ -84,7 +65,10 @@ class LLM:
     native engine (default: the processors that this process may use). `kv`: the type of its cache, ``f32``, ``f16``, ``bf16``
     or ``int8``; ``auto`` is f32 for a model with f32 matrices and f16 for others. `isa`: an instruction set of
     `inferflow.kernels.native.isas`, instead of the best. `quant`: the formats in which matrices are held,
-    ``"q3.5,output=q4"`` (`inferflow.weights.choice`); None as the file has them. Raises FetchError, CheckpointError,
+    ``"q3.5,output=q4"`` (`inferflow.weights.choice`); None as the file has them.
+
+    `options`: how the loop batches (`Options`: token budget, policy, queue bounds …). The cache has room for `slots` sequences
+    of the greatest length, as far as memory is free; `plan` says how much that is. Raises FetchError, CheckpointError,
     SpecError, ArgumentError.
     """
 
@@ -100,17 +84,20 @@ class LLM:
         kv: str = "auto",
         isa: str | None = None,
         quant: str | Mapping[str, str] | None = None,
-        token_budget: int = 512,
+        options: Options | None = None,
+        slots: int = 8,
         offline: bool = False,
     ) -> None:
         self.engine_name = choose_engine(engine)
-        _whole("token_budget", token_budget)
-        _check_execution(threads, kv, isa)
+        whole_number("slots", slots)
+        check_execution(threads, kv, isa)
         if max_model_len is not None:
-            _whole("max_model_len", max_model_len)
-        if config is not None and not isinstance(config, Mapping):
-            raise ArgumentError(f"it is {show(config)}", where="config", fix="pass a dict of the config's keys")
-        self._lock = threading.RLock()  # around the engine
+            whole_number("max_model_len", max_model_len)
+        if options is not None and not isinstance(options, Options):
+            raise ArgumentError(f"it is {show(options)}", where="options", fix="pass Options(…)")
+        check_config(config)
+        self._queue, self._lock = threading.Lock(), threading.Lock()  # see `turn`
+        self._dropped: deque[Running] = deque()
         self._closed = self._interrupted = False  # interrupted: the process was forked in the midst of a step
         self.path = locate(None if model is None else str(model), offline=offline)
         self.model: Model = load_model(self.path, spec, config, quant)
@@ -121,13 +108,16 @@ class LLM:
             self.executor(threads, kv, isa),
             max_len=self.max_model_len,
             eos=self.eos_ids,
-            options=Options(budget=token_budget),
+            slots=slots,
+            options=options,
+            vocab=None if self.tokenizer is None else self.tokenizer.vocab_size,
         )
+        self.listeners: list[Callable[[list[Event]], None]] = []  # told of each step's events, by the thread that steps
         _LIVING.add(self)
 
     def executor(self, threads: int | None = None, kv: str = "auto", isa: str | None = None) -> Executor:
         """A new executor of this model, for an `Engine` of one's own. Raises ArgumentError."""
-        _check_execution(threads, kv, isa)
+        check_execution(threads, kv, isa)
         if self.engine_name == "reference":
             return ReferenceExecutor(self.model.graph, self.model.weights)
         from .runtime.native import NativeExecutor, cache_type
@@ -166,23 +156,54 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Answer one prompt (a str: one Completion) or several (a list of str or of token ids: a list), batched together.
 
-        `options` are fields of SamplingParams, instead of `params`.
+        `options` are fields of SamplingParams, instead of `params`, and beside either those of `Admission`: `priority`,
+        `timeout` in seconds, `cache_salt`. Raises ArgumentError, TextError, QueueFullError, DeadlineError.
         """
-        sampling = _sampling(params, options)
+        params, admission = request(params, options)
         if isinstance(prompts, str):
-            return self._complete([prompts], sampling)[0]
-        return self._complete(_items(prompts), sampling)
+            return self._complete([prompts], params, admission)[0]
+        return self._complete(items(prompts), params, admission)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Iterator[Chunk]:
         """The answer as it comes. The texts, put together, are `generate`'s. Closing the iterator stops the work."""
-        sampling = _sampling(params, options)
-        return self._stream(self._ids(prompt), sampling)
+        params, admission = request(params, options)
+        return self._stream(self.prompt_ids(prompt), params, admission)
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
     ) -> Completion:
         """Answer a conversation, ``[{"role": "user", "content": "…"}, …]``, by the model's own chat template."""
-        return self._complete([self.chat_ids(messages)], _sampling(params, options))[0]
+        return self._complete([self.chat_ids(messages)], *request(params, options))[0]
+
+    def beam_search(
+        self, prompt: Prompt, width: int = 4, max_tokens: int = 128, *, length_penalty: float = 1.0
+    ) -> Completion:
+        """The `width` likeliest answers of at most `max_tokens`, the best first; a choice's `score` is its log-probability
+        over its length^`length_penalty`. End tokens are part of an answer's ids, and not of its text."""
+        ids, search = self.prompt_ids(prompt), BeamSearch(width, self.eos_ids, max_tokens, length_penalty)
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=2 * width)
+        with self.turn():
+            first = self._open().add(ids, params)
+        beams, spent = [first], list[Running]()
+        try:
+            while not search.done:
+                self._await_news(beams)
+                self.drop(spent)
+                events = [beam.inbox.popleft() for beam in beams]
+                parents, tokens = search.step([event.told() for event in events])
+                with self.turn():
+                    beams, spent = next_beams(self._open(), search, beams, events, parents, tokens)
+        finally:
+            self.drop([*beams, *spent])
+        return Answers([first], self.tokenizer, self.eos_ids).ranked(search.answers)
+
+    def _await_news(self, sequences: Sequence[Running]) -> None:
+        """Step until there is news of each."""
+        while True:
+            with self.turn():
+                if all(sequence.inbox for sequence in sequences):
+                    return
+                self.step()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, with what the model declares around it (BOS)."""
@@ -192,54 +213,140 @@ class LLM:
         """The token ids of a conversation, ready for the answer. What users wrote never becomes a control token."""
         return encode_chat(self._need_tokenizer(), messages)
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
-        answer = self._start(ids, params, 0)
-        try:
-            yield from self._run([answer])
-        finally:
-            self._abort(answer)
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt: text is encoded, ids are as they are. Raises ArgumentError for anything else."""
+        return self.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
-    def _complete(self, prompts: list[Prompt], params: SamplingParams) -> list[Completion]:
-        all_ids = [self._ids(p) for p in prompts]
-        answers: list[_Answer] = []
+    def constraints(self, params: SamplingParams) -> list[Constraint | None]:
+        """What holds each of the `n` answers to the structure that `params` asks for, if any. Compiling takes up to a second.
+        Raises ArgumentError for a bad one, UnsupportedError without the extra ``structured``."""
+        if params.structured is None:
+            return [None] * params.n
+        return [self._structures.compile(*params.structured) for _ in range(params.n)]
+
+    @cached_property
+    def _structures(self) -> StructureCompiler:
+        from .runtime.structured import StructureCompiler
+
+        known = self._need_tokenizer()
+        pieces = [known.piece(i) for i in range(known.vocab_size)]
+        return StructureCompiler(
+            pieces, known.special_ids, self.eos_ids, lambda text: known.encode(text, add_bos=False)
+        )
+
+    # ------------------------------------------------------------------ the loop
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The engine for one thread at a time; not to be nested. A lock by itself may go to the same thread over and over,
+        which would step while others wait to add what they have: so whoever waits in the queue is next."""
+        with self._queue:
+            self._lock.acquire()
         try:
-            for n, ids in enumerate(all_ids):
-                answers.append(self._start(ids, params, n))
-            for _ in self._run(answers):
+            self._sweep()
+            yield
+        finally:
+            self._sweep()
+            self._lock.release()
+
+    def drop(self, sequences: Iterable[Running]) -> None:
+        """Abort them, wherever they are: now, or after the turn that somebody has. Never waits, so that the garbage collector
+        may do it in the midst of anything."""
+        self._dropped.extend(sequences)
+        if self._dropped and self._lock.acquire(blocking=False):
+            try:
+                self._sweep()
+            finally:
+                self._lock.release()
+
+    def _sweep(self) -> None:
+        while self._dropped:
+            self._engine.abort(self._dropped.popleft())
+
+    def admit(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        admission: Admission,
+        constraints: Sequence[Constraint | None],
+        number: int = 0,
+    ) -> Answers:
+        """Queue a prompt, the `number`-th of those with the same seed. Hold `turn`. Raises ArgumentError, QueueFullError."""
+        engine, n = self._open(), params.n
+        deadline = None if admission.timeout is None else engine.clock() + admission.timeout
+        extras = {} if admission.cache_salt is None else {"cache_salt": admission.cache_salt}
+        first = engine.add(
+            ids,
+            params,
+            number * n,
+            priority=admission.priority,
+            deadline=deadline,
+            extras=extras,
+            constraint=constraints[0],
+        )
+        sequences = [first]
+        try:
+            for k in range(1, n):
+                sequences.append(engine.fork(first, number * n + k, constraint=constraints[k]))
+        except InferflowError:
+            for sequence in sequences:
+                engine.abort(sequence)
+            raise
+        return Answers(sequences, self.tokenizer, self.eos_ids)
+
+    def step(self) -> None:
+        """One step for everybody: events go to their sequences' inboxes, whoever steps. Hold `turn`."""
+        self._deliver(self._open().step())
+
+    def end_all(self, error: InferflowError) -> None:
+        """All that runs or waits ends with `error`, and the engine is of no more use. Hold `turn`."""
+        self._deliver(self._engine.fail(error))
+
+    def _deliver(self, events: list[Event]) -> None:
+        for event in events:
+            event.sequence.inbox.append(event)
+        for listener in self.listeners:
+            listener(events)
+
+    def _stream(self, ids: list[int], params: SamplingParams, admission: Admission) -> Iterator[Chunk]:
+        constraints = self.constraints(params)
+        with self.turn():
+            answers = self.admit(ids, params, admission, constraints)
+        try:
+            yield from self._run([answers])
+        finally:
+            self.drop(answers.sequences)
+
+    def _complete(self, prompts: list[Prompt], params: SamplingParams, admission: Admission) -> list[Completion]:
+        all_ids = [self.prompt_ids(prompt) for prompt in prompts]
+        constraints = [self.constraints(params) for _ in prompts]
+        requests: list[Answers] = []
+        try:
+            for number, ids in enumerate(all_ids):
+                with self.turn():
+                    requests.append(self.admit(ids, params, admission, constraints[number], number))
+            for _ in self._run(requests):
                 pass
         finally:
-            for answer in answers:
-                self._abort(answer)
-        return [a.completion() for a in answers]
+            self.drop(sequence for answers in requests for sequence in answers.sequences)
+        return [answers.completion() for answers in requests]
 
-    def _start(self, ids: list[int], params: SamplingParams, index: int) -> _Answer:
-        with self._lock:
-            return _Answer(self._open().add(ids, params, index), self.tokenizer, self.eos_ids)
-
-    def _abort(self, answer: _Answer) -> None:
-        with self._lock:
-            self._engine.abort(answer.sequence)
-
-    def _run(self, answers: Sequence[_Answer]) -> Iterator[Chunk]:
-        """The chunks of `answers` until all have ended. Whoever finds no news steps the engine for everybody: the events of
-        other streams and threads wait in their sequences' inboxes."""
-        live = list(answers)
+    def _run(self, requests: Sequence[Answers]) -> Iterator[Chunk]:
+        """The chunks of `requests` until all have ended. Whoever finds no news steps the engine for everybody."""
+        live = list(requests)
         while live:
-            with self._lock:
-                if not any(answer.sequence.inbox for answer in live):
-                    for event in self._open().step():
-                        event.sequence.inbox.append(event)
-            for answer in live:
-                while answer.sequence.inbox and answer.finish is None:
-                    chunk = answer.take(answer.sequence.inbox.popleft())
-                    if answer.finish is not None:
-                        self._abort(answer)
-                    yield chunk
-            live = [answer for answer in live if answer.finish is None]
+            with self.turn():
+                if not any(answers.news for answers in live):
+                    self.step()
+            for answers in live:
+                yield from answers.take()
+                if answers.spent:
+                    self.drop(answers.spent)
+            live = [answers for answers in live if not answers.done]
 
     def _open(self) -> Engine:
         if self._closed:
-            raise ArgumentError("the model is closed", where=str(self.path), fix="use it inside its 'with' block")
+            raise ClosedError("the model is closed", where=str(self.path), fix="use it inside its 'with' block")
         if self._interrupted:
             self._engine = self._engine.again()
             self._interrupted = False
@@ -248,29 +355,18 @@ class LLM:
     def _forked(self) -> None:
         """In a forked child, where this thread is the only one. If another was in the midst of a step, nobody will ever finish
         it nor let go of the lock: what ran is told so, and the next call makes the engine anew."""
+        if self._queue.acquire(blocking=False):
+            self._queue.release()
+        else:
+            self._queue = threading.Lock()
         if self._lock.acquire(blocking=False):
             self._lock.release()
             return
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._interrupted = True
-        engine = self._engine
-        error = InferflowError(
-            "the process was forked in the midst of a step", where="fork", fix="ask again in the child"
-        )
-        for sequence in (*engine.waiting, *engine.running):
-            sequence.inbox.append(Event(sequence, None, "error", error))
-            sequence.finish = "error"
-        engine.waiting.clear()
-        engine.running.clear()
-
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.encode(prompt)
-        ids = _items(prompt)
-        for item in ids:
-            if not isinstance(item, int | np.integer) or isinstance(item, bool):
-                raise _no_prompt(item)
-        return [int(i) for i in ids]
+        reason = "the process was forked in the midst of a step"
+        for event in self._engine.fail(InferflowError(reason, where="fork", fix="ask again in the child")):
+            event.sequence.inbox.append(event)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -283,11 +379,11 @@ class LLM:
     def logits(self, ids: Sequence[int], *, chunk: int | None = None, positions: slice = slice(None)) -> np.ndarray:
         """Next-token logits at `positions` (all of them, unless it says which), float32 [positions, vocab]. `chunk` runs so
         many tokens at a time, through the cache: the answer is the same to the last bit."""
-        numbers = self._ids(ids)
+        numbers = self.prompt_ids(ids)
         if chunk is not None:
-            _whole("chunk", chunk)
-        chosen = _forwards(positions)
-        with self._lock:
+            whole_number("chunk", chunk)
+        chosen = forward_slice(positions)
+        with self.turn():
             return self._open().forward(numbers, chunk=chunk, positions=chosen)["logits"]
 
     def forward(self, ids: Sequence[int], capture: Sequence[str]) -> dict[str, np.ndarray]:
@@ -302,8 +398,8 @@ class LLM:
             if not isinstance(name, str) or name not in names:
                 said, close = (f"'{name}'", did_you_mean(name, names)) if isinstance(name, str) else (show(name), "")
                 raise ArgumentError(f"there is no tensor {said}", where="capture", fix=close or "see llm.tensor_names")
-        numbers = self._ids(ids)
-        with self._lock:
+        numbers = self.prompt_ids(ids)
+        with self.turn():
             return self._open().forward(numbers, wanted)
 
     @property
@@ -312,14 +408,21 @@ class LLM:
         return self._open()
 
     @property
+    def plan(self) -> str:
+        """How much memory the cache takes, and why, in a sentence."""
+        return str(self._engine.plan)
+
+    @property
     def tensor_names(self) -> list[str]:
         """Every name that `forward` can capture."""
         return list(self.model.graph.names)
 
     def close(self) -> None:
-        """Close the model's files. Answers that are still running end with an ArgumentError."""
-        with self._lock:
-            self._closed = True
+        """Close the model's files. Answers that are still running end with ClosedError. Idempotent."""
+        with self.turn():
+            if not self._closed:
+                self._closed = True
+                self.end_all(ClosedError("the model is closed", where=str(self.path), fix="close it later"))
             self.model.source.close()
 
     def __enter__(self) -> LLM:
@@ -329,113 +432,6 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Answer:
-    """One sequence on its way to text: detokeniser and stop strings."""
-
-    def __init__(self, sequence: Running, tokenizer: Tokenizer | None, eos: Collection[int]) -> None:
-        self.sequence = sequence
-        self.eos = eos
-        self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, continuation=True)
-        self.stops = StopMatcher(list(sequence.params.stop))
-        self.stop_ids = _control_stops(sequence.params.stop, tokenizer)
-        self.ids: list[int] = []  # the sequence may run ahead of what was taken
-        self.pieces: list[str] = []
-        self.finish: str | None = None
-        self.matched: str | None = None
-
-    def take(self, event: Event) -> Chunk:
-        """The text that `event` makes certain. Raises the event's error."""
-        if event.error is not None or event.token is None:
-            raise event.error or AssertionError("an event without a token has an error")
-        self.ids.append(event.token)
-        text = ""
-        if self.detokenizer is not None and not (event.token in self.eos and event.finish == "stop"):
-            text = self.detokenizer.push(event.token)
-        control = self.stop_ids.get(event.token)
-        if (event.finish is not None or control is not None) and self.detokenizer is not None:
-            text += self.detokenizer.flush()
-        text = self.stops.feed(text)
-        self.matched = self.stops.matched or control
-        self.finish = event.finish if self.matched is None else "stop"
-        if self.finish is not None and self.stops.matched is None:
-            text += self.stops.flush()
-        self.pieces.append(text)
-        return Chunk(text, event.token, self.finish, self.matched)
-
-    def completion(self) -> Completion:
-        prompt = tuple(self.sequence.ids[: self.sequence.prompt])
-        return Completion("".join(self.pieces), tuple(self.ids), prompt, self.finish or "length", self.matched)
-
-
-def _control_stops(stops: Iterable[str], tokenizer: Tokenizer | None) -> dict[int, str]:
-    """The stop strings that are control tokens, by id: those have no text to be found in."""
-    found = {} if tokenizer is None else {tokenizer.token_id(stop): stop for stop in stops}
-    return {} if tokenizer is None else {i: stop for i, stop in found.items() if i in tokenizer.special_ids}
-
-
-def _items(value: Any) -> list[Any]:
-    """The elements of what should be a list."""
-    if not isinstance(value, Iterable) or isinstance(value, bytes | Mapping):
-        raise _no_prompt(value)
-    return list(value)
-
-
-def _no_prompt(value: object) -> ArgumentError:
-    fix = "pass text, or a list of ints; several prompts are a list of those: [[1, 2], [3]]"
-    return ArgumentError(f"{show(value)} is none: a prompt is a str or a list of token ids", where="prompt", fix=fix)
-
-
-def _whole(name: str, value: object, most: int = 1 << 24) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ArgumentError(f"it is {show(value)}", where=name, fix=f"it must be a whole number from 1 to {most}")
-
-
-def _one_of(name: str, kind: str, value: object, known: Iterable[str]) -> None:
-    words = list(known)
-    if not isinstance(value, str) or value not in words:
-        close = did_you_mean(value[:100], words) if isinstance(value, str) else ""
-        raise ArgumentError(
-            f"there is no {kind} {show(value)}", where=name, fix=close or f"use one of {', '.join(words)}"
-        )
-
-
-def _check_execution(threads: object, kv: object, isa: object) -> None:
-    """The arguments of `LLM.executor`, for every engine alike."""
-    if threads is not None:
-        _whole("threads", threads, native.MAX_THREADS)
-    _one_of("kv", "cache type", kv, ("auto", *native.CACHE_TYPES))
-    if isa is not None and (native.available() or not isinstance(isa, str)):
-        _one_of("isa", "instruction set", isa, native.isas() if native.available() else ())
-
-
-def _forwards(positions: Any) -> slice:
-    """`positions`, if it is a slice of whole numbers that goes forwards."""
-    try:
-        whole = [None if n is None else operator.index(n) for n in (positions.start, positions.stop, positions.step)]
-    except (AttributeError, TypeError):
-        whole = [0, 0, 0]
-    if not isinstance(positions, slice) or (whole[2] is not None and whole[2] < 1):
-        raise ArgumentError(f"it is {show(positions)}", where="positions", fix="pass a forward slice: slice(-1, None)")
-    return slice(*whole)
-
-
-def _sampling(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
-    if params is not None and options:
-        raise ArgumentError(
-            "give SamplingParams or keywords, not both", where="params", fix="put all in SamplingParams"
-        )
-    if params is not None:
-        if not isinstance(params, SamplingParams):
-            raise ArgumentError(f"it is {show(params)}", where="params", fix="pass SamplingParams(…), or keywords")
-        return params.one_text()
-    known = SamplingParams.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            fix = did_you_mean(name, known) or f"there are {', '.join(known)}"
-            raise ArgumentError("there is no such sampling parameter", where=name, fix=fix)
-    return SamplingParams(**options).one_text()
 
 
 _LIVING: weakref.WeakSet[LLM] = weakref.WeakSet()  # for the hook below, which cannot be taken back

@@ -55,11 +55,12 @@ def test_a_command_of_the_readme(line: str, smollm2_path: Path, tmp_path: Path) 
 
 
 def test_the_python_of_the_readme(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = fences("python")[0].replace("with LLM() as llm", f"with LLM({str(smollm2_path)!r}) as llm")
-    exec(compile(code, "README.md", "exec"), {})  # noqa: S102 - our own file
+    for code in fences("python"):
+        exec(compile(code.replace("LLM() as llm", f"LLM({str(smollm2_path)!r}) as llm"), "README.md", "exec"), {})  # noqa: S102 - our own file
     out = capsys.readouterr().out
     assert " Paris" in out
     assert re.search(r"\(1, 49152\)\n\(1, 576\)", out)
+    assert "four, five" in out.splitlines()[-1]
 
 
 def test_the_worked_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

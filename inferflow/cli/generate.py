@@ -11,7 +11,18 @@ import click
 
 from inferflow.errors import ArgumentError
 
-from .options import dumps, engine_options, find_model, model_options, naming, open_llm, read_text, spec_option
+from .options import (
+    dumps,
+    engine_options,
+    find_model,
+    model_options,
+    naming,
+    open_llm,
+    read_text,
+    sampling_options,
+    sampling_params,
+    spec_option,
+)
 
 if TYPE_CHECKING:
     from inferflow.llm import LLM
@@ -50,33 +61,21 @@ class Timer:
 @model_options
 @spec_option
 @engine_options
-@click.option("-n", "--max-tokens", type=click.IntRange(min=1), help="New tokens at most (default 128, or what fits).")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=int, default=0, help="Keep the k likeliest tokens (0: all).")
-@click.option("--top-p", type=float, default=1.0, help="Keep the likeliest tokens that hold this much probability.")
-@click.option(
-    "--min-p", type=float, default=0.0, help="Drop tokens below this share of the likeliest one's probability."
-)
-@click.option("--seed", type=int, help="Makes sampling repeatable.")
-@click.option("--stop", multiple=True, help="End the text before this string (can be given several times).")
+@sampling_options("128, or what fits")
 @click.option(
     "--chat/--raw",
     default=None,
     help="Through the model's chat template, or as it stands. Default: chat if it has one.",
 )
 @click.option("--system", help="A system message, with --chat.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after end tokens.")
 @click.option("--max-model-len", type=int, help="Room for prompt and answer, in tokens.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, at the end, instead of text.")
 @click.option("--stats/--no-stats", default=None, help="Figures on stderr at the end. Default: on a terminal.")
 def generate(prompt: str | None, **options: Any) -> None:
     """Continue PROMPT (or answer it, with a chat model), greedily unless told otherwise. Without PROMPT, or with ``-``, it is
     read from stdin."""
-    from inferflow.runtime.sampler import SamplingParams
-
     text = read_prompt(prompt)
-    known = SamplingParams.__dataclass_fields__.keys() & options.keys()
-    params = SamplingParams(**{name: options[name] for name in known})  # refused early
+    params = sampling_params(options)  # refused early
     path = find_model(options["model"], options["offline"])
     room = naming(max_tokens="--max-tokens", max_model_len="--max-model-len")
     with room, open_llm(path, options, max_model_len=options["max_model_len"]) as llm:

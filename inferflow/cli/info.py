@@ -7,16 +7,18 @@ from collections import Counter
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from inferflow.errors import ArgumentError
 
+from .config import named_model
 from .options import dumps, find_model, lines_for_people, model_options, spec_option
 
 __all__ = ["info"]
 
 
 @click.command()
-@click.argument("path", metavar="[MODEL]", required=False)
+@click.argument("path", metavar="[MODEL]", required=False, callback=named_model, is_eager=True)
 @model_options
 @spec_option
 @click.option("--tensors", is_flag=True, help="List every tensor of the file.")
@@ -28,7 +30,8 @@ def info(
     from inferflow.runtime.model import load_model
     from inferflow.text import load_tokenizer
 
-    if path is not None and model is not None:
+    given = click.get_current_context().get_parameter_source("model")
+    if path is not None and given is ParameterSource.COMMANDLINE:
         raise ArgumentError("the model is given twice", where="MODEL", fix="leave -m out")
     found = find_model(model if path is None else path, offline)
     loaded = load_model(found, spec_name)

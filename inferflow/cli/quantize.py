@@ -12,6 +12,7 @@ import click
 
 from inferflow.errors import ArgumentError, TextError
 
+from .config import named_model
 from .options import dumps, find_model, formats_given, lines_for_people, naming, read_text, spec_option
 from .progress import steps_line
 
@@ -30,7 +31,7 @@ SHOWN = 10  # fallbacks of the table
 
 
 @click.command()
-@click.argument("model", metavar="MODEL")
+@click.argument("model", metavar="MODEL", callback=named_model, is_eager=True)
 @click.option(
     "--to",
     "formats",

@@ -1,22 +1,22 @@
-"""Beam search over any source of logits: what to keep, of which parent, and when to stop.
+"""Beam search: what to keep, of which parent, and when to stop.
 
-It knows no engine. The caller runs the beams as sequences of one batch, gives `BeamSearch.step` their logits, and makes the
-next beams as it says: beam i goes on from old beam ``parents[i]`` (a copy-on-write fork of its blocks) with ``tokens[i]``.
+The beams run as sequences of one batch. `BeamSearch` is told how likely their next tokens are and says what the next beams
+are: beam i goes on from old beam ``parents[i]`` with ``tokens[i]``, which `next_beams` makes a copy-on-write fork.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from ..errors import ArgumentError, InferflowError
+from ..errors import ArgumentError
 from ..spec.expression import show
-from .filters import fold, largest, totals
+from .engine import Engine, Event
+from .engine import Sequence as Running
+from .sampler import Top
 from .sampling_params import whole
 
-__all__ = ["Beam", "BeamSearch"]
+__all__ = ["Beam", "BeamSearch", "next_beams"]
 
 
 class Beam(NamedTuple):
@@ -43,17 +43,14 @@ class BeamSearch:
         self.max_tokens = max_tokens
         self.length_penalty = length_penalty
         self.live: list[tuple[int, ...]] = [()]
-        self.scores = np.zeros(1)  # log-probabilities of the live beams
+        self.scores = [0.0]  # log-probabilities of the live beams
         self.answers: list[Beam] = []  # the best first
         self.done = False
 
-    def step(self, logits: np.ndarray) -> tuple[list[int], list[int]]:
-        """Parents and tokens of the next beams, the best first, from `logits` [beams, vocab] of the live ones; both empty when
-        the search is done. Raises InferflowError for logits that are not finite."""
-        if not np.isfinite(logits.max(axis=1)).all():
-            fix = "the weights are corrupt, or the spec is wrong"
-            raise InferflowError("the model gives no finite logits", where="step", fix=fix)
-        parents, tokens, scores = self._continuations(logits)
+    def step(self, tops: Sequence[Top]) -> tuple[list[int], list[int]]:
+        """Parents and tokens of the next beams, the best first; both empty when the search is done. `tops`: of each live beam
+        its likeliest next tokens, the best first, with their log-probabilities: 2·width of them, or all that are possible."""
+        parents, tokens, scores = self._continuations(tops)
         going: list[int] = []
         for rank, (parent, token, score) in enumerate(zip(parents, tokens, scores, strict=True)):
             if token in self.ends:
@@ -62,26 +59,23 @@ class BeamSearch:
             elif len(going) < self.width:
                 going.append(rank)
         self.live = [(*self.live[parents[rank]], tokens[rank]) for rank in going]
-        self.scores = np.asarray([scores[rank] for rank in going])
+        self.scores = [scores[rank] for rank in going]
         self.done = not going or self._settled()
         if not self.done and len(self.live[0]) >= self.max_tokens:
-            for beam, score in zip(self.live, self.scores.tolist(), strict=True):
+            for beam, score in zip(self.live, self.scores, strict=True):
                 self._answer(beam, score)
             self.done = True
         return ([], []) if self.done else ([parents[rank] for rank in going], [tokens[rank] for rank in going])
 
-    def _continuations(self, logits: np.ndarray) -> tuple[list[int], list[int], list[float]]:
-        """The 2·width likeliest continuations of all beams together; of equals, that of the better beam, then the lower id."""
-        count = min(2 * self.width, logits.shape[1])
-        rows = fold(logits)
-        best = largest(rows, np.full(len(logits), count))
-        ids, found = best.ids[:, :count], best.logits[:, :count]
-        norm = rows.best + np.log(totals(rows, np.ones(len(logits))))
-        scores = self.scores[:, None] + found - norm[:, None]
-        flat = scores.ravel()
-        order = np.argsort(-flat, kind="stable")[: 2 * self.width]
-        order = order[flat[order] > -np.inf]
-        return (order // ids.shape[1]).tolist(), ids.ravel()[order].tolist(), flat[order].tolist()
+    def _continuations(self, tops: Sequence[Top]) -> tuple[list[int], list[int], list[float]]:
+        """The 2·width likeliest continuations of all beams together; of equals, that of the better beam, then the earlier."""
+        found = [
+            (score + logprob, parent, token)
+            for parent, (score, top) in enumerate(zip(self.scores, tops, strict=True))
+            for token, logprob in top[: 2 * self.width]
+        ]
+        found = sorted(found, key=lambda one: -one[0])[: 2 * self.width]
+        return [parent for _, parent, _ in found], [token for *_, token in found], [score for score, *_ in found]
 
     def _answer(self, tokens: tuple[int, ...], score: float) -> None:
         beam = Beam(tokens, score / len(tokens) ** self.length_penalty)
@@ -93,3 +87,27 @@ class BeamSearch:
         return (
             len(self.answers) == self.width and self.scores[0] / longest**self.length_penalty <= self.answers[-1].score
         )
+
+
+def next_beams(
+    engine: Engine,
+    search: BeamSearch,
+    beams: Sequence[Running],
+    events: Sequence[Event],
+    parents: Sequence[int],
+    tokens: Sequence[int],
+) -> tuple[list[Running], list[Running]]:
+    """The sequences of the live beams, and those of old ones that ended: to be aborted when there is news of all of the
+    others, since their forks take over blocks of sequences that still have them.
+
+    A beam whose next token is what its sequence chose, too, goes on in it."""
+    kept: set[int] = set()
+    out = []
+    for parent, token, text in zip(parents, tokens, search.live if parents else [], strict=True):
+        beam = beams[parent]
+        if parent not in kept and token == events[parent].token:
+            kept.add(parent)
+            out.append(beam)
+        else:
+            out.append(engine.fork(beam, 0, [*beam.ids[: beam.prompt], *text]))
+    return out, [beam for n, beam in enumerate(beams) if n not in kept]

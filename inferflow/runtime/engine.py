@@ -10,7 +10,6 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from collections.abc import Sequence as Many
 
 import numpy as np
 
@@ -21,8 +20,16 @@ from .batch import Span, StepBatch
 from .blocks import BlockPool, root
 from .executor import Cache, Executor
 from .memory import free_memory, plan_memory
-from .sampler import Constraint, NotFiniteError, Sampled, SamplerState, SamplingParams, sample
-from .scheduler import Options, Scheduler
+from .sampler import (
+    Constraint,
+    NotFiniteError,
+    Sampled,
+    SamplerState,
+    SamplingParams,
+    log_probabilities,
+    sample,
+)
+from .scheduler import Options, Scheduler, Work
 from .sequence import Event, Sequence
 
 __all__ = ["Engine", "Event", "Options", "Sequence"]
@@ -32,7 +39,8 @@ class Engine:
     """Sequences in, tokens out. Not thread-safe.
 
     `max_len`: tokens of the longest sequence. The cache has `blocks` blocks; None: for `slots` sequences of that length, as
-    far as memory is free. `plan` says which, in a sentence. `clock` gives the seconds that deadlines are of.
+    far as memory is free. `plan` says which, in a sentence. `clock` gives the seconds that deadlines are of. Of the logits the
+    first `vocab` count: what is beyond the tokenizer's vocabulary was never trained.
     """
 
     def __init__(
@@ -46,6 +54,7 @@ class Engine:
         blocks: int | None = None,
         options: Options | None = None,
         clock: Callable[[], float] = time.monotonic,
+        vocab: int | None = None,
     ) -> None:
         self.graph = graph
         self.executor = executor
@@ -53,6 +62,7 @@ class Engine:
         self.eos = frozenset(eos)
         self.options = options or Options()
         self.clock = clock
+        self.vocab = min(vocab or graph.vocab, graph.vocab)
         self.block_size = executor.block_size
         self.plan = plan_memory(executor.block_bytes, self.block_size, max_len, slots, blocks, free_memory())
         self.pool = BlockPool(self.plan.blocks)
@@ -61,13 +71,15 @@ class Engine:
         self.waiting, self.running = self.scheduler.waiting, self.scheduler.running
         self.arrivals = itertools.count()
         self.deadlines: list[tuple[float, int, Sequence]] = []
+        self.work: Work = []  # of the last step
+        self.began = 0.0  # when that step did, by the clock
         self.ropes = [node.params for node in graph.nodes if node.op == "rope"]
 
     def again(self) -> Engine:
         """Another, empty one in its place."""
         return Engine(
             self.graph, self.executor, max_len=self.max_len, eos=self.eos, blocks=self.plan.blocks,
-            options=self.options, clock=self.clock,
+            options=self.options, clock=self.clock, vocab=self.vocab,
         )  # fmt: skip
 
     def add(
@@ -102,13 +114,15 @@ class Engine:
                 reason, where="prompt", fix="shorten it, lower max_tokens, or give the cache more blocks"
             )
         self._check_queue(len(ids))
-        params.check_vocabulary(self.graph.vocab)
+        params.check_vocabulary(self.vocab)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         sampler = SamplerState(params, ids, seed, index, ends=self.eos, constraint=constraint)
         sequence = Sequence(list(ids), params, limit, sampler, len(ids), next(self.arrivals), priority, deadline)
         # Keys that were rotated for a shorter sequence are not those of a longer one, where the scaling looks at the length.
         lengths = [rope_length(rope, limit) for rope in self.ropes]
         sequence.root = root({"extras": dict(extras or {}), "rope_lengths": lengths})
+        if params.prompt_logprobs is not None:
+            sequence.prompt_logprobs = []
         self._enter(sequence)
         return sequence
 
@@ -116,10 +130,12 @@ class Engine:
         self, parent: Sequence, index: int, ids: list[int] | None = None, constraint: Constraint | None = None
     ) -> Sequence:
         """Another answer to the prompt of `parent`; or one that goes on from `ids`, as a beam does. Blocks of what both have in
-        common are shared, once they are computed, and copied when one of the two writes. Raises QueueFullError."""
+        common are shared, once they are computed, and copied when one of the two writes. Raises QueueFullError, but for the
+        fork of what runs already: that was admitted."""
         own = list(parent.ids[: parent.prompt] if ids is None else ids)
         self.check(own)
-        self._check_queue(len(own))
+        if parent.slot is None:
+            self._check_queue(len(own))
         sampler = SamplerState(
             parent.params, own[: parent.prompt], parent.sampler.seed, index, generated=own[parent.prompt :], ends=self.eos,
             constraint=constraint,
@@ -159,6 +175,7 @@ class Engine:
             raise QueueFullError(reason, fix="ask again later")
 
     def _enter(self, sequence: Sequence) -> None:
+        sequence.arrived = self.clock()
         self.scheduler.add(sequence)
         if len(self.deadlines) > 64 + 2 * (len(self.waiting) + len(self.running)):  # most have ended
             self.deadlines = [entry for entry in self.deadlines if entry[2].finish is None]
@@ -168,14 +185,24 @@ class Engine:
 
     def step(self) -> list[Event]:
         """One step for all running sequences; what it produced. After one that raises, the next does the same work."""
-        work = self.scheduler.schedule()
+        self.work = work = self.scheduler.schedule()
         if not work:
             return self.expire()
+        self._start(work)
         batch, ready = step_batch(work)
         logits = self.executor.run(batch, self.cache)
+        logits[:, self.vocab :] = -np.inf
+        if len(batch.rows) > len(ready):
+            logits = score(work, logits)
         self.scheduler.ran(work)
         sampled = sample(logits, [sequence.sampler for sequence in ready])
         return [self.advance(sequence, one) for sequence, one in zip(ready, sampled, strict=True)] + self.expire()
+
+    def _start(self, work: Work) -> None:
+        self.began = self.clock()
+        for sequence, _ in work:
+            if sequence.started is None:
+                sequence.started = self.began
 
     def run(self) -> Iterator[Event]:
         """Steps until nothing is left. Raises the error of a sequence that fails."""
@@ -188,6 +215,16 @@ class Engine:
     def abort(self, sequence: Sequence) -> None:
         """Drop a sequence, wherever it is. Idempotent. Its full blocks are still known to who comes with the same prefix."""
         self.end(sequence, "abort")
+
+    def fail(self, error: InferflowError) -> list[Event]:
+        """End all that runs or waits with `error`, and touch nothing else: the engine may be in the midst of a step that nobody
+        will finish. It is of no more use."""
+        sequences = [*self.waiting, *self.running]
+        self.waiting.clear()
+        self.running.clear()
+        for sequence in sequences:
+            sequence.finish = "error"
+        return [Event(sequence, None, "error", error) for sequence in sequences]
 
     def end(self, sequence: Sequence, finish: str) -> None:
         if sequence.finish is None:
@@ -210,6 +247,9 @@ class Engine:
             return Event(sequence, None, "error", sampled)
         token = sampled.token
         sequence.ids.append(token)
+        sequence.latest = self.clock()
+        if sequence.first is None:
+            sequence.first = sequence.latest
         ends = token in self.eos and not sequence.params.ignore_eos
         if ends or token in sequence.params.stop_token_ids:
             self.end(sequence, "stop")
@@ -261,8 +301,8 @@ class Engine:
         return {name: np.concatenate(arrays) for name, arrays in parts.items()}
 
 
-def step_batch(work: Many[tuple[Sequence, int]]) -> tuple[StepBatch, list[Sequence]]:
-    """The step batch of (sequence, tokens it gives), and the sequences whose logits it gives."""
+def step_batch(work: Work) -> tuple[StepBatch, list[Sequence]]:
+    """The step batch of (sequence, tokens it gives), and the sequences that it gives a new token."""
     tokens: list[int] = []
     positions: list[int] = []
     spans, rows, ready = [], [], []
@@ -270,10 +310,35 @@ def step_batch(work: Many[tuple[Sequence, int]]) -> tuple[StepBatch, list[Sequen
         past = sequence.past
         slot = sequence.slot or 0
         spans.append(Span(len(tokens), count, past, tuple(sequence.blocks), sequence.limit, slot))
+        rows += [len(tokens) + row for row in logit_rows(sequence, count)]
         tokens += sequence.ids[past : past + count]
         positions += range(past, past + count)
         if past + count == len(sequence.ids):
-            rows.append(len(tokens) - 1)
             ready.append(sequence)
     ids, where = np.asarray(tokens, np.int64), np.asarray(positions, np.int64)
     return StepBatch(ids, where, tuple(spans), np.asarray(rows, np.int64)), ready
+
+
+def logit_rows(sequence: Sequence, count: int) -> range:
+    """Which of the next `count` tokens of `sequence` need logits: all of a prompt that is to be scored, or the newest."""
+    if sequence.unscored:
+        return range(count)
+    return range(count - 1, count) if sequence.todo == count else range(0)
+
+
+def score(work: Work, logits: np.ndarray) -> np.ndarray:
+    """Append to `Sequence.prompt_logprobs` what the step tells; the rows of `logits` that give new tokens."""
+    at, ready = 0, []
+    for sequence, count in work:
+        rows = len(logit_rows(sequence, count))
+        scores, past = sequence.prompt_logprobs, sequence.past
+        if scores is not None and sequence.unscored:  # one that was preempted has some already
+            first, end = len(scores), min(past + count, sequence.prompt - 1)
+            tokens = sequence.ids[first + 1 : end + 1]
+            counts = [sequence.params.prompt_logprobs or 0] * len(tokens)
+            told = log_probabilities(logits[at + first - past : at + end - past], tokens, counts)
+            scores += [(token, *one) for token, one in zip(tokens, told, strict=True)]
+        at += rows
+        if sequence.todo == count:
+            ready.append(at - 1)
+    return logits[ready]

@@ -115,7 +115,7 @@ class Arena:
             memory = np.empty(self.total * rows + ALIGN, np.float32)
         except MemoryError:
             reason = f"there is no memory for a step of {rows} tokens ({self.total * rows * 4 >> 20} MB)"
-            raise UnsupportedError(reason, where="token_budget", fix="lower token_budget") from None
+            raise UnsupportedError(reason, where="budget", fix="lower the token budget") from None
         start = -(memory.ctypes.data // 4) % ALIGN
         self.memory = memory[start : start + self.total * rows]
         self.capacity = rows

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError
 from ..spec.expression import show
 
 __all__ = ["SamplingParams", "whole"]
@@ -124,14 +124,6 @@ class SamplingParams:
             if worst >= size:
                 reason = f"token id {show(worst)} is not in the vocabulary"
                 raise ArgumentError(reason, where=name, fix=f"ids go to {size - 1}")
-
-    def one_text(self) -> SamplingParams:
-        """These, for answers that are one text each. Raises UnsupportedError where more is asked for."""
-        fixes = {"n": "ask for each by itself", "logprobs": "see LLM.logits", "prompt_logprobs": "see LLM.logits"}
-        for name, fix in fixes.items():
-            if getattr(self, name) != SamplingParams.__dataclass_fields__[name].default:
-                raise UnsupportedError("an answer is one text, and no more", where=name, fix=fix)
-        return self
 
     def _normalise(self) -> None:
         """NumPy's numbers become Python's; one stop string, none, or any collection of them becomes a tuple."""

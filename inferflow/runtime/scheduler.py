@@ -26,7 +26,7 @@ from .policies import policy as policy_of
 from .sequence import Sequence
 from .swap import SwapFile, copy_block
 
-__all__ = ["Options", "Scheduler", "Totals"]
+__all__ = ["Options", "Scheduler", "Totals", "Work"]
 
 Work = list[tuple[Sequence, int]]
 
@@ -219,7 +219,7 @@ class Scheduler:
 
     def _shared(self, sequence: Sequence) -> tuple[list[int], int]:
         """Blocks that hold its first tokens, and how many tokens. At least one is left to compute, for its logits."""
-        if not self.shares or sequence.saved:
+        if not self.shares or sequence.saved or sequence.unscored:
             return [], 0
         full = (len(sequence.ids) - 1) // self.block_size
         known = self.pool.find(self._digests(sequence, full))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
+from weakref import ReferenceType
 
 from ..errors import InferflowError
 from .sampler import SamplerState, SamplingParams, Top
@@ -41,6 +43,15 @@ class Sequence:
     cached: int | None = None  # tokens that were in the cache when it first started
     finish: str | None = None
     inbox: deque[Event] = field(default_factory=deque)  # for its owner: who steps the engine may be somebody else
+    owner: ReferenceType[Any] | None = None
+    prompt_logprobs: list[tuple[int, float, Top]] | None = (
+        None  # of its prompt's tokens but the first, where it asks for them
+    )
+
+    arrived: float = 0.0  # when, by the engine's clock, as below
+    started: float | None = None
+    first: float | None = None  # its first new token
+    latest: float | None = None  # its latest
 
     level: int = 0  # of a policy with queues
     used: float = 0.0  # of its quantum there
@@ -50,6 +61,11 @@ class Sequence:
     def todo(self) -> int:
         """Tokens that are not in the cache: one while it decodes."""
         return len(self.ids) - self.past
+
+    @property
+    def unscored(self) -> bool:
+        """Whether tokens of its prompt have still to be scored, which needs their logits."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.prompt - 1
 
 
 @dataclass(frozen=True)
@@ -63,3 +79,9 @@ class Event:
     error: InferflowError | None = None
     logprob: float | None = None  # of the token, where the request asks for it
     top: Top = ()  # the likeliest tokens, with theirs
+
+    def told(self) -> Top:
+        """`top`. Raises the error, if it is one."""
+        if self.error is not None:
+            raise self.error
+        return self.top

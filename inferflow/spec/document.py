@@ -89,7 +89,7 @@ def parse_toml(text: str, file: str) -> Table:
     """Parse `text`; SpecError (with line and column) if it is not TOML or is too large."""
     text = text.removeprefix("\ufeff")  # a byte order mark, as some editors write
     if len(text) > MAX_BYTES:
-        raise SpecError(f"the file has {len(text)} characters", where=file, fix=f"a spec has at most {MAX_BYTES}")
+        raise SpecError(f"the file has {len(text)} characters", where=file, fix=f"it may have {MAX_BYTES} at most")
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > MAX_DOTS:
             fix = "break the line, or flatten the tables"
@@ -130,7 +130,7 @@ def _build(data: Any, path: Path, places: dict[Path, Where], outer: Where) -> No
     if isinstance(data, list):
         return Leaf([_build(v, (*path, n), places, where) for n, v in enumerate(data)], where)
     if not isinstance(data, str | int | float | bool) and data is not None:
-        raise SpecError(f"a {type(data).__name__} is not used in specs", where=str(where), fix="write a string")
+        raise SpecError(f"a {type(data).__name__} is not used here", where=str(where), fix="write a string")
     if isinstance(data, int) and abs(data) > MAX_INT:
         raise SpecError("the integer does not fit in 64 bits", where=str(where), fix="write it as a float")
     return Leaf(data, where)
@@ -153,9 +153,7 @@ class _Scanner:
             if self.text[self.at] == "[":
                 start = self.at
                 if self.text.startswith("[[", start):
-                    raise SpecError(
-                        "arrays of tables are not used in specs", where=str(self._where()), fix="use [name]"
-                    )
+                    raise SpecError("arrays of tables are not used here", where=str(self._where()), fix="use [name]")
                 self.at += 1
                 table = self._key()
                 self.at = self.text.index("]", self.at) + 1

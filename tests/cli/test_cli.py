@@ -233,7 +233,7 @@ def test_a_closed_pipe_is_no_error(smollm2_path: Path) -> None:
 
 def test_help_is_quick_and_complete(run: Run) -> None:
     text = run("--help").out
-    for command in ("bench", "generate", "info", "perplexity", "pull", "spec"):
+    for command in ("bench", "chat", "generate", "info", "perplexity", "pull", "spec"):
         assert command in text
         assert "Usage" in run(command, "--help").out
 

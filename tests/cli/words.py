@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from inferflow.llm import LLM
 from tests.tiny import CONFIG, tensors, write
 
 BOS = 1
 WORDS = [f"w{n}" for n in range(CONFIG["vocab_size"])]
 WORDS[BOS] = "<s>"
+
+TEMPLATE = (
+    "{% for m in messages %}{{ {'system': 'w60', 'user': 'w61', 'assistant': 'w62'}[m.role] }} {{ m.content }} w63 {% endfor %}"
+    "{% if add_generation_prompt %}w62 {% endif %}"
+)
 
 
 def words_model(folder: Path, bos: bool = True, seed: int = 0) -> Path:
@@ -31,3 +38,23 @@ def words_model(folder: Path, bos: bool = True, seed: int = 0) -> Path:
 def words_text(count: int, seed: int = 0) -> str:
     """`count` random words, none of them BOS."""
     return " ".join(WORDS[n] for n in np.random.default_rng(seed).integers(2, len(WORDS), count))
+
+
+def chat_model(folder: Path) -> Path:
+    """`words_model` with a chat template, and no BOS."""
+    words_model(folder, bos=False)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return folder
+
+
+def answers(model: Path, users: list[str], system: str | None = None, **options: Any) -> list[str]:
+    """What the model says to these messages, each in the company of those before it."""
+    told = []
+    with LLM(model) as llm:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        for user in users:
+            messages.append({"role": "user", "content": user})
+            said = llm.chat(messages, **options).text
+            messages.append({"role": "assistant", "content": said})
+            told.append(said)
+    return told

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from inferflow import LLM, SamplingParams
-from inferflow.errors import ArgumentError, InferflowError, UnsupportedError
+from inferflow.errors import ArgumentError, ClosedError, InferflowError, UnsupportedError
 from inferflow.kernels import native
 from tests.tiny import tensors, write
 
@@ -215,7 +215,7 @@ def test_a_closed_model_says_so(folder: Path) -> None:
         lambda: llm.forward([3], ["logits"]),
     ]
     for call in calls:
-        with pytest.raises(ArgumentError, match="is closed"):
+        with pytest.raises(ClosedError, match="is closed"):
             call()
 
 
@@ -223,7 +223,7 @@ def test_a_closed_model_says_so(folder: Path) -> None:
     "options",
     [
         {"max_model_len": 0}, {"max_model_len": "8"}, {"max_model_len": True}, {"max_model_len": 1.5},
-        {"max_model_len": 1 << 25}, {"token_budget": 0}, {"token_budget": "x"}, {"config": 5}, {"config": [1]},
+        {"max_model_len": 1 << 25}, {"slots": 0}, {"slots": "x"}, {"options": {}}, {"config": 5}, {"config": [1]},
         {"engine": "gpu"}, {"engine": 5}, {"kv": None}, {"kv": 1}, {"kv": []}, {"kv": "nonsense"}, {"isa": 1}, {"isa": [5]},
         {"threads": 0}, {"threads": 5000}, {"threads": "2"}, {"threads": 10**5000},
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferflow.errors import ArgumentError, UnsupportedError
+from inferflow.errors import ArgumentError
 from inferflow.runtime.sampler import SamplingParams
 
 NAN = float("nan")
@@ -85,10 +85,3 @@ def test_other_spellings_of_a_value() -> None:
     assert (p.stop, p.temperature, p.top_k, p.logit_bias, p.stop_token_ids) == (("x",), 0.5, 3, {3: 1.0}, ())
     assert (p.bad_token_ids, p.allowed_token_ids) == ((3, 4, (5, 6)), (0, 1, 2))
     assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("options", [{"n": 2}, {"logprobs": 0}, {"prompt_logprobs": 3}])
-def test_what_a_text_cannot_carry_is_refused(options: dict[str, int]) -> None:
-    assert SamplingParams().one_text() == SamplingParams()
-    with pytest.raises(UnsupportedError, match=rf"^{next(iter(options))}: an answer is one text"):
-        SamplingParams(**options).one_text()
