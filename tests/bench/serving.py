@@ -84,7 +84,7 @@ class Experiment:
         if value is None or best is None:
             return f"{'-':>22}"
         over, under = (best, value) if more else (value, best)
-        ratio = "" if not n else f"({over / under:.2f}×)" if under else "(∞)"
+        ratio = "" if not n else f"({over / under:.2f}×)" if under else "(∞)" if over else ""
         return f"{value:12.4g} {ratio:>9}"
 
     def plot(self, path: Path) -> None:
