@@ -175,7 +175,7 @@ def fastserve(options: argparse.Namespace) -> Experiment:
         records = [drivers["fcfs"](make(ids=options.ids, seed=[4, n])) for n in range(3)]
         capacity = statistics.median(len(run) / max(record.times[0] for record in run) for run in records)
         title = f"FastServe: output {output}, width {options.width}, capacity {capacity:.1f} requests/s"
-        figures = [latency("s a token", "normalised", q) for q in ("mean", "p95", "p99")]
+        figures = [latency("a token", "normalised", q) for q in ("mean", "p95", "p99")]
         figures += [latency("end to end", "end_to_end", q) for q in ("mean", "p99")]
         seen = Experiment(title, "load", figures, [figures[0], figures[2]])
         for number, load in enumerate(options.points or [0.7, 0.95]):
