@@ -24,12 +24,15 @@ EXTRAS = {
         "llguidance>=1.0",
         "matplotlib>=3.8",
         "mypy>=1.11",
+        "openai>=1.50",  # a client that the server must please
         "pytest>=8.0",
         "pytest-xdist>=3.5",
         "ruff>=0.8",
         "sentencepiece>=0.2",
+        "starlette>=0.37",
         "torch>=2.4",
         "transformers>=5.24",  # the oracle, with the families as it has them since then
+        "uvicorn>=0.29",
         # A second opinion on GGUF files: llama.cpp with its wheels built (Linux, macOS, Windows).
         "xllamacpp>=0.2.14",
     ],
@@ -108,7 +111,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)]),
-    package_data={"inferflow": ["py.typed"], "model_specs": ["*.toml", "README.md"]},
+    package_data={"inferflow": ["py.typed", "server/*.html"], "model_specs": ["*.toml", "README.md"]},
     include_package_data=False,
     install_requires=[
         "click>=8.1",

@@ -173,7 +173,16 @@ class AsyncLLM:
                 raise self._refusal
             self._arrivals.append(arrival)
             self._changed.notify_all()
-        return Request(self.llm, await asyncio.wrap_future(arrival.admitted))
+        try:
+            return Request(self.llm, await asyncio.wrap_future(arrival.admitted))
+        except asyncio.CancelledError:
+            arrival.admitted.add_done_callback(self._forget)
+            raise
+
+    def _forget(self, admitted: Future[Answers]) -> None:
+        """Whoever asked was cancelled just when the request was admitted."""
+        if not admitted.cancelled() and admitted.exception() is None:
+            self.llm.drop(admitted.result().sequences)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """The whole answer to one prompt. Cancelling the task aborts it."""

@@ -130,6 +130,28 @@ def test_a_request_cancelled_before_it_is_admitted(folder: Path) -> None:
     trial(folder, body)
 
 
+def test_a_request_cancelled_just_when_it_is_admitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task is told to end after the admission and before it hears of it: the sequences end as well."""
+
+    async def body(llm: AsyncLLM) -> None:
+        loop, admit = asyncio.get_running_loop(), llm.llm.admit
+
+        def admit_and_cancel(*args: Any) -> Any:
+            made = admit(*args)
+            loop.call_soon_threadsafe(task.cancel)
+            return made
+
+        monkeypatch.setattr(llm.llm, "admit", admit_and_cancel)
+        task = asyncio.create_task(llm.start([3, 14, 15], **ENDLESS))
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        steps = llm.llm.engine.scheduler.totals.steps
+        await idle(llm)
+        assert llm.llm.engine.scheduler.totals.steps < steps + 1000
+
+    trial(folder, body)
+
+
 def test_refused_before_anything_runs(folder: Path) -> None:
     async def body(llm: AsyncLLM) -> None:
         for prompt, options, error, where in (

@@ -34,6 +34,7 @@ _COMMANDS = {
     "perplexity": ("inferflow.cli.perplexity", "perplexity", "Measure a model on a text, and against another model."),
     "pull": ("inferflow.cli.pull", "pull", "Download a model and print where it is."),
     "quantize": ("inferflow.cli.quantize", "quantize", "Make a model smaller: 3 to 8 bits a weight, in a directory."),
+    "serve": ("inferflow.cli.serve", "serve", "Serve a model over HTTP, as OpenAI's API."),
     "spec": ("inferflow.cli.spec", "spec", "List, show, check, write and verify model specs."),
 }
 

@@ -37,11 +37,13 @@ __all__ = [
     "model_options",
     "naming",
     "open_llm",
+    "opening",
     "read_text",
     "sampling_flags",
     "sampling_options",
     "sampling_params",
     "spec_option",
+    "tell_fallbacks",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -178,19 +180,33 @@ def open_llm(
     from inferflow.llm import LLM
     from inferflow.runtime.model import context_length
 
-    chosen = {name: options[name] for name in ("engine", "threads", "isa", "kv", "quant")}
-    names = {name: f"--{name}" for name in chosen} | {"max_model_len": length or "--max-model-len"}
-    with warnings.catch_warnings(record=True) as told, naming(**names):
-        warnings.simplefilter("always", UserWarning)
+    with opening(options, max_model_len=length or "--max-model-len") as chosen:
         llm = LLM(path, options["spec_name"], max_model_len=max_model_len, **chosen)
     made_for, _ = context_length(llm.model)
     if length and max_model_len and made_for and max_model_len > made_for:
         llm.close()
         reason = f"a sequence would have {max_model_len} tokens, and {path.name} was made for {made_for}"
         raise ArgumentError(reason, where=length, fix="lower it")
-    for text in (*(str(warning.message) for warning in told), *fallback_lines(llm.model.weights.fallbacks)):
-        click.echo(f"warning: {one_line(text)}", err=True)
+    tell_fallbacks(llm)
     return llm
+
+
+@contextmanager
+def opening(options: Mapping[str, Any], **flags: str) -> Iterator[dict[str, Any]]:
+    """The keywords of `engine_options`. A refusal inside names their options, and `flags`; a warning is told in the end."""
+    chosen = {name: options[name] for name in ("engine", "threads", "isa", "kv", "quant")}
+    names = {name: f"--{name}" for name in chosen}
+    with warnings.catch_warnings(record=True) as told, naming(**names, **flags):
+        warnings.simplefilter("always", UserWarning)
+        yield chosen
+    for warning in told:
+        click.echo(f"warning: {one_line(str(warning.message))}", err=True)
+
+
+def tell_fallbacks(llm: LLM) -> None:
+    """Which matrices do not have the format asked for."""
+    for text in fallback_lines(llm.model.weights.fallbacks):
+        click.echo(f"warning: {one_line(text)}", err=True)
 
 
 def fallback_lines(fallbacks: Iterable[Fallback]) -> Iterator[str]:
