@@ -190,7 +190,16 @@ def fastserve(options: argparse.Namespace) -> Experiment:
 def servers(options: argparse.Namespace) -> Experiment:
     """16 clients without rest, prompts of 256 tokens, answers of 128, over HTTP. Both servers live all the time; one that has
     nothing to do takes no processor."""
-    ours = [sys.executable, "-c", "from inferflow.cli.main import main; main()", "serve", "-m", options.model, "--port"]
+    ours = [
+        sys.executable,
+        "-c",
+        "from inferflow.cli.main import main; main()",
+        "serve",
+        "--quiet",
+        "-m",
+        options.model,
+        "--port",
+    ]
     theirs = [sys.executable, "-m", "tests.bench.peer_llama_server", options.gguf]
     prompt, output = Lengths.parse("fixed:256"), Lengths.parse("fixed:128")
     figures = [TOKENS, ("all tokens/s", ("tokens_per_s",), True)]
