@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from inferflow.errors import ArgumentError, UnsupportedError
-
+from .bench_serve import serve
 from .options import dumps, engine_options, find_model, lines_for_people, model_options, open_llm, spec_option
+from .plot import check_plot, plot_option
 from .progress import steps_line
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 FIRST_PROMPT = 16  # tokens
+COMMANDLINE = click.core.ParameterSource.COMMANDLINE
 
 
 def batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> list[int]:
@@ -34,7 +34,7 @@ def batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> l
     return sorted(sizes | {1})
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @model_options
 @spec_option
 @engine_options
@@ -53,15 +53,17 @@ def batch_sizes(ctx: click.Context, parameter: click.Parameter, value: str) -> l
 @click.option(
     "--repeat", type=click.IntRange(1, 1000), default=5, show_default=True, help="Rounds; figures are medians."
 )
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False, readable=False, writable=True),
-    help="Draw the figures into this .png, .svg or .pdf.",
-)
+@plot_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def bench(**options: Any) -> None:
+@click.pass_context
+def bench(ctx: click.Context, /, **options: Any) -> None:
     """Measure MODEL here: prefill, decode of 1 to 32 sequences, time to the first token, memory; and how much of the memory's
     own read bandwidth, probed before and after each round, decoding reaches."""
+    if ctx.invoked_subcommand is not None:
+        given = (p.opts[-1] for p in ctx.command.params if ctx.get_parameter_source(p.name or "") is COMMANDLINE)
+        if option := next(given, None):
+            raise click.UsageError(f"{option} is of bench alone: give serve its options after its name")
+        return
     start = time.perf_counter()
     if options["plot"] is not None:
         check_plot(options["plot"])
@@ -70,6 +72,9 @@ def bench(**options: Any) -> None:
     click.echo(dumps(report) if options["as_json"] else table(report))
     if options["plot"] is not None:
         plot(report, options["plot"])
+
+
+bench.add_command(serve)
 
 
 def measured(path: Path, start: float, options: dict[str, Any]) -> dict[str, Any]:
@@ -120,22 +125,6 @@ def table(report: dict[str, Any]) -> str:
         f"memory reads    {report['read_gb_per_s']:10.2f} GB/s  (of which decoding reaches {report['share_of_read']:.0%})",
     ]
     return lines_for_people(lines)
-
-
-def check_plot(path: Path) -> None:
-    """Refuses early what could not be drawn after minutes of measuring."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        fix = "pip install 'inferflow[plot]'"
-        raise UnsupportedError("matplotlib is not installed", where="--plot", fix=fix) from None
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ArgumentError(f"'{path.name}' is no picture's name", where="--plot", fix="end it in .png, .svg or .pdf")
-    if not path.absolute().parent.is_dir():
-        raise ArgumentError("there is no such folder", where=str(path.parent), fix="make it first")
-    if not path.exists() and not os.access(path.absolute().parent, os.W_OK):
-        fix = "check its permissions, or choose another place"
-        raise ArgumentError("the folder cannot be written to", where=str(path.parent), fix=fix)
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
