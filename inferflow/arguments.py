@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 ENGINES = ("native", "reference")
+MAX_TIMEOUT = 10**9  # seconds: with more, a float's clock stands still or overflows
 Prompt = str | Sequence[int]
 
 
@@ -46,11 +47,10 @@ class Admission:
     def __post_init__(self) -> None:
         if not whole(self.priority, -(1 << 62)):
             raise ArgumentError(f"it is {show(self.priority)}", where="priority", fix="it must be a whole number")
-        timed = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool) and self.timeout > 0
-        if self.timeout is not None and not timed:
-            raise ArgumentError(
-                f"it is {show(self.timeout)}", where="timeout", fix="it must be a number of seconds above 0"
-            )
+        number = isinstance(self.timeout, int | float) and not isinstance(self.timeout, bool)
+        if self.timeout is not None and not (number and 0 < self.timeout <= MAX_TIMEOUT):
+            fix = f"it must be a number of seconds above 0, and at most {MAX_TIMEOUT}"
+            raise ArgumentError(f"it is {show(self.timeout)}", where="timeout", fix=fix)
         if self.cache_salt is not None and not isinstance(self.cache_salt, str):
             raise ArgumentError(f"it is {show(self.cache_salt)}", where="cache_salt", fix="it must be a str")
 

@@ -8,6 +8,7 @@ async with AsyncLLM("path/to/model") as llm:
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections import deque
@@ -142,7 +143,8 @@ class AsyncLLM:
     """Takes what `LLM` takes. `start` admits a request; `generate`, `stream` and `chat` are made of it. Other threads may use
     `llm` meanwhile, but for closing it.
 
-    `failure`: what ended the thread that steps, if anything did; every request has ended then, and none is admitted.
+    `failure`: what ended the thread that steps, if anything did; every request has ended then, and none is admitted. A child
+    that the process forks has no such thread: there only `llm` is of use.
     """
 
     def __init__(self, model: str | Path | None = None, spec: str | Path | None = None, **options: Any) -> None:
@@ -157,6 +159,7 @@ class AsyncLLM:
         self.llm.listeners.append(self._tell)
         self._thread = threading.Thread(target=self._run, name="inferflow-steps", daemon=True)
         self._thread.start()
+        _LIVING.add(self)
 
     # ------------------------------------------------------------------ requests
 
@@ -313,7 +316,7 @@ class AsyncLLM:
             arrival.admitted.set_result(
                 self.llm.admit(arrival.ids, arrival.params, arrival.admission, arrival.constraints)
             )
-        except InferflowError as error:
+        except Exception as error:  # a bug of ours may end this request, and no other
             arrival.admitted.set_exception(error)
 
     def _stop(self, drain: float) -> None:
@@ -324,7 +327,26 @@ class AsyncLLM:
         self._thread.join()
         self.llm.close()
 
+    def _forked(self) -> None:
+        """In a forked child."""
+        self._changed = threading.Condition()  # the thread that is missing may have held it
+        self._arrivals.clear()
+        reason = "the process was forked, and what steps the model stayed in the parent"
+        self._refusal = ClosedError(reason, fix="make an AsyncLLM in the child, or use its 'llm'")
+
 
 def _wake(requests: list[Request]) -> None:
     for one in requests:
         one.told()
+
+
+_LIVING: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()  # for the hook below, which cannot be taken back
+
+
+def _after_fork() -> None:
+    for llm in list(_LIVING):
+        llm._forked()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)

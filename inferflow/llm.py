@@ -288,7 +288,7 @@ class LLM:
         try:
             for k in range(1, n):
                 sequences.append(engine.fork(first, number * n + k, constraint=constraints[k]))
-        except InferflowError:
+        except BaseException:
             for sequence in sequences:
                 engine.abort(sequence)
             raise

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import signal
 import threading
+import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +155,56 @@ def test_a_request_cancelled_just_when_it_is_admitted(folder: Path, monkeypatch:
     trial(folder, body)
 
 
+def test_a_fault_at_the_admission_ends_that_request_alone(
+    folder: Path, want: list[Completion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked hears of it, nothing of it is left, and the others go on."""
+
+    async def body(llm: AsyncLLM) -> None:
+        other = asyncio.ensure_future(llm.generate(PROMPTS[0], **ASKED))
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.llm.engine, "fork", lambda *_args, **_options: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(llm.generate(PROMPTS[1], n=2, **ENDLESS), 60)
+        assert await other == want[0]
+        assert await llm.generate(PROMPTS[1], **ASKED) == want[1]
+
+    trial(folder, body)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
+def test_a_forked_child_is_told_that_nothing_steps_there(folder: Path, want: list[Completion]) -> None:
+    """Instead of waiting for ever; the model itself is of use there."""
+    llm = AsyncLLM(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks with threads, which this is about
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(asyncio.run(_in_the_child(llm, want[0])))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert asyncio.run(_answer(llm)) == want[0]
+
+
+async def _in_the_child(llm: AsyncLLM, want: Completion) -> int:
+    """0 if it is refused there, the model answers, and it can be closed."""
+    try:
+        await llm.generate(PROMPTS[0], **ASKED)
+        return 1
+    except ClosedError as error:
+        if "forked" not in error.reason:
+            return 2
+    if llm.llm.generate([PROMPTS[0]], **ASKED)[0] != want:
+        return 3
+    await llm.close()
+    return 0
+
+
+async def _answer(llm: AsyncLLM) -> Completion:
+    async with llm:
+        return await llm.generate(PROMPTS[0], **ASKED)
+
+
 def test_refused_before_anything_runs(folder: Path) -> None:
     async def body(llm: AsyncLLM) -> None:
         for prompt, options, error, where in (
@@ -162,6 +215,7 @@ def test_refused_before_anything_runs(folder: Path) -> None:
             ([3], {"temperature": -1}, ArgumentError, "temperature"),
             ([3], {"no_such": 1}, ArgumentError, "no_such"),
             ([3], {"timeout": -1}, ArgumentError, "timeout"),
+            ([3], {"timeout": 10**400}, ArgumentError, "timeout"),
             ("text", {}, TextError, str(folder)),
         ):
             with pytest.raises(error) as caught:

@@ -14,7 +14,7 @@ from ..spec.expression import show
 from .engine import Engine, Event
 from .engine import Sequence as Running
 from .sampler import Top
-from .sampling_params import whole
+from .sampling_params import number, whole
 
 __all__ = ["Beam", "BeamSearch", "next_beams"]
 
@@ -38,6 +38,11 @@ class BeamSearch:
             raise ArgumentError(
                 f"it is {show(width)}", where="beam width", fix="it must be a whole number from 1 to 128"
             )
+        if not whole(max_tokens, 1):
+            raise ArgumentError(f"it is {show(max_tokens)}", where="max_tokens", fix="it must be at least 1")
+        if not number(length_penalty, -10, 10):
+            fix = "it must be a number from -10 to 10"
+            raise ArgumentError(f"it is {show(length_penalty)}", where="length_penalty", fix=fix)
         self.width = width
         self.ends = frozenset(ends)
         self.max_tokens = max_tokens

@@ -131,10 +131,10 @@ class Engine:
     ) -> Sequence:
         """Another answer to the prompt of `parent`; or one that goes on from `ids`, as a beam does. Blocks of what both have in
         common are shared, once they are computed, and copied when one of the two writes. Raises QueueFullError, but for the
-        fork of what runs already: that was admitted."""
+        fork of what has started: that was admitted."""
         own = list(parent.ids[: parent.prompt] if ids is None else ids)
         self.check(own)
-        if parent.slot is None:
+        if parent.started is None:
             self._check_queue(len(own))
         sampler = SamplerState(
             parent.params, own[: parent.prompt], parent.sampler.seed, index, generated=own[parent.prompt :], ends=self.eos,

@@ -33,8 +33,9 @@ def penalise(
     text's, where DRY is on.
     Repetition (Keskar et al. 2019, arXiv:1909.05858) counts the prompt, frequency and presence (OpenAI) do not.
     """
-    for token, bias in p.logit_bias.items():
-        logits[token] += np.float32(bias)
+    if p.logit_bias:
+        biased = np.fromiter(p.logit_bias, np.int64, len(p.logit_bias))
+        logits[biased] += np.fromiter(p.logit_bias.values(), np.float32, len(biased))
     if p.repetition_penalty != 1:
         here = logits[seen]
         penalty = np.float32(p.repetition_penalty)

@@ -15,10 +15,11 @@ import numpy as np
 from ..errors import ArgumentError
 from ..spec.expression import show
 
-__all__ = ["SamplingParams", "whole"]
+__all__ = ["SamplingParams", "number", "whole"]
 
 GREEDY = 1e-5  # a lower temperature is greedy: its inverse would leave float32
 MAX_IDS = 1 << 20
+MAX_STOP = 1000  # characters: a stop is looked for in every character of an answer
 MAX_SOURCE = 1 << 20  # characters of a schema, a regex or a grammar
 
 
@@ -120,7 +121,11 @@ class SamplingParams:
             ("dry_breaker_ids", self.dry_breaker_ids),
         ]
         for name, ids in lists:
-            worst = max(ids, default=0)
+            numbers = list(ids)
+            if name != "bad_token_ids" and len(numbers) > size:
+                reason = f"it has {len(numbers)} token ids, and the vocabulary {size}"
+                raise ArgumentError(reason, where=name, fix="name none twice")
+            worst = max(numbers, default=0)
             if worst >= size:
                 reason = f"token id {show(worst)} is not in the vocabulary"
                 raise ArgumentError(reason, where=name, fix=f"ids go to {size - 1}")
@@ -143,19 +148,20 @@ class SamplingParams:
 
 def _checks(p: SamplingParams) -> Iterator[tuple[str, bool, str]]:
     """(field, whether its value is good, what it must be)."""
-    yield "temperature", _number(p.temperature, 0, 100), "a number from 0 to 100"
+    yield "temperature", number(p.temperature, 0, 100), "a number from 0 to 100"
     yield "top_k", whole(p.top_k, -1), "a whole number, 0 for off"
     for name in ("top_p", "typical_p", "tfs_z"):
         value = getattr(p, name)
-        yield name, _number(value, 0, 1) and value > 0, "above 0 and at most 1"
-    yield "min_p", _number(p.min_p, 0, 1) and p.min_p < 1, "at least 0 and below 1"
+        yield name, number(value, 0, 1) and value > 0, "above 0 and at most 1"
+    yield "min_p", number(p.min_p, 0, 1) and p.min_p < 1, "at least 0 and below 1"
     yield "seed", p.seed is None or whole(p.seed, 0, (1 << 64) - 1), "a whole number below 2^64"
     yield "max_tokens", p.max_tokens is None or whole(p.max_tokens, 1), "at least 1"
     yield "min_tokens", whole(p.min_tokens, 0), "a whole number, 0 for off"
     yield "n", whole(p.n, 1, 128), "a whole number from 1 to 128"
     strings: object = p.stop
-    good = isinstance(strings, tuple) and all(isinstance(s, str) and s for s in strings) and len(strings) <= 64
-    yield "stop", good, "up to 64 strings, none empty"
+    good = isinstance(strings, tuple) and len(strings) <= 64
+    good = good and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP for s in strings)
+    yield "stop", good, f"up to 64 strings, of 1 to {MAX_STOP} characters"
     yield "stop_token_ids", _ids(p.stop_token_ids), "a list of token ids"
     yield "dry_breaker_ids", _ids(p.dry_breaker_ids), "a list of token ids"
     yield "allowed_token_ids", p.allowed_token_ids is None or (_ids(p.allowed_token_ids) and len(p.allowed_token_ids) > 0), (
@@ -165,26 +171,26 @@ def _checks(p: SamplingParams) -> Iterator[tuple[str, bool, str]]:
     good = isinstance(bad, tuple) and len(bad) <= MAX_IDS and all(_ids(_word(word)) and _word(word) for word in bad)
     yield "bad_token_ids", good, "a list of token ids, or of lists of them, none empty"
     bias: object = p.logit_bias
-    good = isinstance(bias, Mapping) and _ids(tuple(bias)) and all(_number(b, -100, 100) for b in bias.values())
+    good = isinstance(bias, Mapping) and _ids(tuple(bias)) and all(number(b, -100, 100) for b in bias.values())
     yield "logit_bias", good, "a table from token ids to numbers from -100 to 100"
     for name in ("ignore_eos", "fsd_random"):
         yield name, isinstance(getattr(p, name), bool), "True or False"
     yield "mirostat", whole(p.mirostat, 0, 2) and p.mirostat != 1, "0 (off) or 2"
-    yield "mirostat_tau", _number(p.mirostat_tau, 0, 100) and p.mirostat_tau > 0, "above 0 and at most 100"
-    yield "mirostat_eta", _number(p.mirostat_eta, 0, 1) and p.mirostat_eta > 0, "above 0 and at most 1"
-    yield "repetition_penalty", _number(p.repetition_penalty, 1e-3, 100), "a number from 0.001 to 100, 1 for off"
+    yield "mirostat_tau", number(p.mirostat_tau, 0, 100) and p.mirostat_tau > 0, "above 0 and at most 100"
+    yield "mirostat_eta", number(p.mirostat_eta, 0, 1) and p.mirostat_eta > 0, "above 0 and at most 1"
+    yield "repetition_penalty", number(p.repetition_penalty, 1e-3, 100), "a number from 0.001 to 100, 1 for off"
     for name in ("presence_penalty", "frequency_penalty"):
-        yield name, _number(getattr(p, name), -2, 2), "a number from -2 to 2"
-    yield "dry_multiplier", _number(p.dry_multiplier, 0, 100), "a number from 0 to 100"
-    yield "dry_base", _number(p.dry_base, 1, 8), "a number from 1 to 8"
+        yield name, number(getattr(p, name), -2, 2), "a number from -2 to 2"
+    yield "dry_multiplier", number(p.dry_multiplier, 0, 100), "a number from 0 to 100"
+    yield "dry_base", number(p.dry_base, 1, 8), "a number from 1 to 8"
     yield "dry_allowed_length", whole(p.dry_allowed_length, 1), "at least 1"
     yield "dry_penalty_last_n", whole(p.dry_penalty_last_n, -1), "a whole number, -1 for all"
     for name in ("logprobs", "prompt_logprobs"):
         yield name, getattr(p, name) is None or whole(getattr(p, name), 0, 1024), "a whole number from 0 to 1024"
-    yield "fsd_alpha", _number(p.fsd_alpha, 0, 1), "a number from 0 to 1"
+    yield "fsd_alpha", number(p.fsd_alpha, 0, 1), "a number from 0 to 1"
     yield "fsd_k", whole(p.fsd_k, 1, 1024), "a whole number from 1 to 1024"
     yield "fsd_n", whole(p.fsd_n, 1, 16), "a whole number from 1 to 16"
-    yield "fsd_beta", _number(p.fsd_beta, 0, 1), "a number from 0 to 1"
+    yield "fsd_beta", number(p.fsd_beta, 0, 1), "a number from 0 to 1"
     yield "json_schema", p.json_schema is None or isinstance(p.json_schema, Mapping) or _source(p.json_schema), (
         "a dict or JSON text, of at most a million characters"
     )  # fmt: skip
@@ -212,7 +218,8 @@ def _clashes(p: SamplingParams) -> Iterator[tuple[str, bool, str, str]]:
     yield "".join(structures[-1:]), len(structures) > 1, reason, "use one of them"
 
 
-def _number(value: object, low: float, high: float) -> bool:
+def number(value: object, low: float, high: float) -> bool:
+    """Whether `value` is a finite int or float, and no bool, within these bounds."""
     integer = isinstance(value, int) and not isinstance(value, bool)
     return (integer or (isinstance(value, float) and math.isfinite(value))) and low <= value <= high  # type: ignore[operator]
 

@@ -15,6 +15,8 @@ from .errors import ApiError, ClientGoneError, bad
 
 __all__ = ["Fields", "read_body", "read_json"]
 
+MAX_UNKNOWN = 100  # fields, each of which is compared with all that are known
+
 # Fields that change nothing here, and that clients send all the same.
 HARMLESS = frozenset([
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -23,7 +25,7 @@ HARMLESS = frozenset([
 ])  # fmt: skip
 # Fields whose meaning is known and not served, with the values that ask for nothing.
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
-    "suffix": ("",), "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (), "functions": ([],),
+    "echo": (False,), "suffix": ("",), "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (), "functions": ([],),
     "function_call": ("none", "auto"), "use_beam_search": (False,), "length_penalty": (1, 1.0), "early_stopping": (False,),
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "truncate_prompt_tokens": (),
     "continue_final_message": (False,), "documents": (), "chat_template": (), "prompt_embeds": (), "logits_processors": ([],),
@@ -128,6 +130,9 @@ class Fields:
     def done(self) -> None:
         """Refuses what nobody took: what is known and not served, by its name; what looks like a known name misspelt, with that
         name; inside another object, all. Other names at the top are `ignored`: clients send fields that came after us."""
+        if len(self.left) > MAX_UNKNOWN:
+            reason = f"{self.at or 'the request'} has {len(self.left)} fields that are not served"
+            raise bad(self.at.rstrip(".") or None, reason, f"it can have {MAX_UNKNOWN} at most", "unknown_field")
         for name, value in self.left.items():
             if not self.at and name in HARMLESS:
                 continue

@@ -14,13 +14,12 @@ from .answer import Delivery, answer
 from .body import Fields
 from .completions import take_admission
 from .errors import bad, refusing
-from .sampling import Asked, take_sampling
+from .sampling import MAX_TOP, Asked, take_sampling
 from .service import Service
 from .shapes import Chats, Words
 
 __all__ = ["NAMES", "chat", "encode_messages", "take_messages"]
 
-MAX_TOP = 20  # as OpenAI's API has it
 NAMES = {"prompt": "messages", "chat template": "messages"}
 RESERVED = frozenset(["tokenizer", "messages", "template", "add_generation_prompt", "tools"])
 

@@ -11,7 +11,7 @@ from ..spec.expression import show
 from .answer import Delivery, answer
 from .body import Fields
 from .errors import bad, refusing
-from .sampling import take_sampling
+from .sampling import MAX_TOP, take_sampling
 from .service import Service
 from .shapes import TextChoices, Words
 
@@ -28,7 +28,7 @@ async def completions(http: Request, service: Service) -> Response:
     fields = await service.fields(http)
     prompts = take_prompts(fields)
     asked = take_sampling(fields, service.defaults)
-    asked.values["logprobs"] = fields.take("logprobs")
+    asked.values["logprobs"] = fields.whole("logprobs", 0, MAX_TOP)
     asked.values.setdefault("max_tokens", MAX_TOKENS)
     echo, by_id = fields.flag("echo"), fields.flag("return_tokens_as_token_ids")
     special, parse = fields.flag("add_special_tokens", True), fields.flag("parse_special")
@@ -42,17 +42,19 @@ async def completions(http: Request, service: Service) -> Response:
     told = asked.values.get("prompt_logprobs") is not None
     delivery.whole, delivery.names = told or delivery.score_only, asked.names
 
+    most = service.llm.llm.engine.options.max_waiting or MAX_ANSWERS
+
     def prepare() -> tuple[Any, list[list[int]], list[str] | None]:
-        params, ids = asked.params(service.tokenizer), [encode(service, prompt, special, parse) for prompt in prompts]
+        params = asked.params(service.tokenizer)
+        if len(prompts) * params.n > most:
+            reason = f"{len(prompts)} prompts with {params.n} answers each are more than the {most} that may wait"
+            raise bad("prompt", reason, "send fewer at a time")
+        ids = [encode(service, prompt, special, parse) for prompt in prompts]
         texts = [written(service, prompt) for prompt in prompts] if echo else None
         return params, ids, texts
 
     with refusing(asked.names):
         params, ids, texts = await service.off_loop(prepare)
-    most = service.llm.llm.engine.options.max_waiting or MAX_ANSWERS
-    if len(prompts) * params.n > most:
-        reason = f"{len(prompts)} prompts with {params.n} answers each are more than the {most} that may wait"
-        raise bad("prompt", reason, "send fewer at a time")
     for one in ids:
         service.check_room(one, params.max_tokens, "prompt")
     words = Words(service.tokenizer, by_id)

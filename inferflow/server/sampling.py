@@ -15,16 +15,18 @@ from ..text import Tokenizer
 from .body import Fields
 from .errors import bad
 
-__all__ = ["Asked", "model_defaults", "take_sampling"]
+__all__ = ["MAX_TOP", "Asked", "model_defaults", "take_sampling"]
 
 # Fields of SamplingParams under their own names, which check what they are given.
 SAME = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length",
     "dry_penalty_last_n", "fsd_alpha", "fsd_k", "fsd_n", "fsd_beta", "fsd_random", "n", "stop", "stop_token_ids", "ignore_eos",
-    "min_tokens", "allowed_token_ids", "max_tokens", "prompt_logprobs",
+    "min_tokens", "allowed_token_ids", "max_tokens",
 )  # fmt: skip
+MAX_TOP = 20  # log-probabilities beside a token's own, as OpenAI has it: they are made on the loop
 MAX_BAD_WORDS = 1000
+MAX_WORD = 200  # characters
 MAX_CHOICES = 10_000
 
 
@@ -53,6 +55,7 @@ def take_sampling(fields: Fields, defaults: Mapping[str, Any]) -> Asked:
     """All that is the same for every route."""
     taken = {name: fields.take(name) for name in SAME}
     asked = Asked({**defaults, **{name: value for name, value in taken.items() if value is not None}})
+    asked.values["prompt_logprobs"] = fields.whole("prompt_logprobs", 0, MAX_TOP)
     seed = fields.take("seed")
     if type(seed) is int and -(1 << 63) <= seed < 0:
         seed += 1 << 64  # OpenAI's are signed
@@ -62,8 +65,10 @@ def take_sampling(fields: Fields, defaults: Mapping[str, Any]) -> Asked:
     if bias is not None:
         asked.values["logit_bias"] = {_token(name): value for name, value in bias.left.items()}
     words = fields.list("bad_words") or []
-    if len(words) > MAX_BAD_WORDS or not all(isinstance(word, str) and word.strip() for word in words):
-        raise bad("bad_words", "it is no list of words", f"pass up to {MAX_BAD_WORDS} strings, none empty")
+    good = len(words) <= MAX_BAD_WORDS and all(isinstance(word, str) and word.strip() for word in words)
+    if not good or any(len(word) > MAX_WORD for word in words):
+        fix = f"pass up to {MAX_BAD_WORDS} strings, of 1 to {MAX_WORD} characters"
+        raise bad("bad_words", "it is no list of words", fix)
     asked.bad_words, asked.names["bad_token_ids"] = words, "bad_words"
     best = fields.take("best_of")
     if best is not None and best != asked.values.get("n", 1):
@@ -128,7 +133,7 @@ def _one_of(choices: list[Any], name: str) -> str:
     """A grammar of the given texts."""
     if not 0 < len(choices) <= MAX_CHOICES or not all(isinstance(choice, str) and choice for choice in choices):
         raise bad(name, "it is no list of texts", f"pass 1 to {MAX_CHOICES} strings, none empty")
-    return f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
+    return f"start: CHOICE\nCHOICE: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
 
 
 def _response_format(form: Fields) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -123,7 +124,8 @@ class Service:
 
     def log(self, line: str) -> None:
         if not self.settings.quiet:
-            print(one_line(line), file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # whoever read it may have gone
+                print(one_line(line), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         self.llm.remove_listener(self.live.push)

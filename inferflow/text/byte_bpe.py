@@ -12,6 +12,7 @@ from ..errors import TextError
 from .literals import Literals
 from .tables import Pretokenizer
 from .unicode import well_formed
+from .unlocked import encode
 
 __all__ = ["ByteBPE"]
 
@@ -41,7 +42,7 @@ class ByteBPE:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids.extend(self._engine.encode(well_formed(part), add_special_tokens=False).ids)
+                ids += encode(self._engine, well_formed(part))
         return ids
 
 

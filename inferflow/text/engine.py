@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Engine
 
 from .literals import Literals
 from .unicode import well_formed
+from .unlocked import encode
 
 __all__ = ["EngineBackend"]
 
@@ -38,10 +39,10 @@ class EngineBackend:
     def encode(self, text: str, trusted: Sequence[Span]) -> list[int]:
         """See `Backend.encode`; bytes that are not UTF-8 count as U+FFFD."""
         text = well_formed(text)
-        encoding = self._engine.encode(text, add_special_tokens=False)
-        ids: list[int] = encoding.ids
+        ids = encode(self._engine, text)
         if self._control_ids.isdisjoint(ids):
             return ids
+        encoding = self._engine.encode_batch([text], add_special_tokens=False)[0]
         found = [span for token, span in zip(ids, encoding.offsets, strict=True) if self._was_parsed(token, text, span)]
         return ids if all(_inside(span, trusted) for span in found) else self._encode_guarded(text, trusted)
 
@@ -56,8 +57,7 @@ class EngineBackend:
         engine, names = self._guarded
         parts = self._literals.cut(text, trusted)
         written = "".join(part if isinstance(part, str) else names[part] for part in parts)
-        ids: list[int] = engine.encode(written, add_special_tokens=False).ids
-        return ids
+        return encode(engine, written)
 
 
 def _inside(span: Span, spans: Sequence[Span]) -> bool:

@@ -7,6 +7,7 @@ out to be the beginning of a stop is held back. One Knuth-Morris-Pratt automaton
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ..errors import ArgumentError
 
@@ -65,7 +66,8 @@ class StopMatcher:
         return complete
 
 
-def _fallback(stop: str) -> list[int]:
+@lru_cache(256)  # all answers of a request have the same stops
+def _fallback(stop: str) -> tuple[int, ...]:
     """For every prefix of `stop`, the length of its longest proper suffix that is a prefix of `stop`."""
     table = [0] * len(stop)
     length = 0
@@ -75,4 +77,4 @@ def _fallback(stop: str) -> list[int]:
         if stop[at] == stop[length]:
             length += 1
         table[at] = length
-    return table
+    return tuple(table)

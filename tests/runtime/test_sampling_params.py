@@ -16,7 +16,7 @@ NAN = float("nan")
     [
         ("temperature", -1), ("temperature", NAN), ("temperature", "hot"), ("temperature", True), ("temperature", 1e4),
         ("top_k", -2), ("top_k", 1.5), ("top_p", 0), ("top_p", 1.1), ("min_p", 1), ("min_p", -0.1), ("seed", -1),
-        ("seed", 1 << 64), ("max_tokens", 0), ("max_tokens", True), ("stop", [""]), ("stop", [3]), ("stop", 3),
+        ("seed", 1 << 64), ("max_tokens", 0), ("max_tokens", True), ("stop", [""]), ("stop", [3]), ("stop", 3), ("stop", ["x" * 1001]), ("stop", ["x"] * 65),
         ("n", 0), ("n", 1.0), ("min_tokens", -1), ("typical_p", 0), ("typical_p", "x"), ("tfs_z", 2), ("mirostat", 1),
         ("mirostat", 3), ("mirostat_tau", 0), ("mirostat_eta", NAN), ("repetition_penalty", 0), ("repetition_penalty", -1.2),
         ("presence_penalty", 2.1), ("frequency_penalty", -3), ("dry_multiplier", -1), ("dry_base", 0.5),
@@ -67,6 +67,15 @@ def test_ids_beyond_the_vocabulary() -> None:
         with pytest.raises(ArgumentError, match="not in the vocabulary") as caught:
             SamplingParams(**{name: value}).check_vocabulary(67)  # type: ignore[arg-type]
         assert (caught.value.where, caught.value.fix) == (name, "ids go to 66")
+
+
+def test_more_ids_than_there_are() -> None:
+    """A step looks through them."""
+    for name in ("stop_token_ids", "allowed_token_ids", "dry_breaker_ids"):
+        SamplingParams(**{name: [3] * 67}).check_vocabulary(67)  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="it has 68 token ids") as caught:
+            SamplingParams(**{name: [3] * 68}).check_vocabulary(67)  # type: ignore[arg-type]
+        assert caught.value.where == name
 
 
 def test_zeros_are_values() -> None:

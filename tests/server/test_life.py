@@ -35,6 +35,18 @@ def dying(self, *args):
 native.NativeExecutor.run = dying
 """
 
+UNREAD = """
+import os
+from inferflow.server.guard import Guard
+note = Guard.note
+def unread(self, *args):
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 2)
+    note(self, *args)
+Guard.note = unread
+"""
+
 
 def hang_up(server: Server, path: str, body: dict[str, Any], after: Any) -> None:
     """Send a request; when `after` holds, close the connection without a word."""
@@ -195,6 +207,14 @@ def test_a_dead_engine(start: Start) -> None:
     assert server.http.get(f"{server.url}/ready").status_code == 503
     assert server.process.wait(30) == 1
     server.wait_for("the engine has died: RuntimeError")
+
+
+def test_a_log_that_nobody_reads_any_more(start: Start) -> None:
+    """Harms no request, and no end."""
+    server = start(prelude=UNREAD)
+    for _ in range(3):
+        assert Client(server).ask("/v1/completions", prompt="x", max_tokens=2)
+    assert server.end() == 0
 
 
 def test_kill_leaves_the_port_free(start: Start) -> None:

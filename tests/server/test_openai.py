@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from .conftest import Client, Server, Start
+from .conftest import LENGTH, Client, Server, Start
 
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
@@ -174,6 +174,44 @@ def test_conversations(client: Client) -> None:
     assert client.ask(path, messages=MESSAGES, max_completion_tokens=2)["usage"]["completion_tokens"] <= 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_that_is_too_long(client: Client, stream: bool) -> None:
+    """Refused with the numbers before a stream begins; what just fits is answered to the end of the context."""
+    path, whole = "/v1/chat/completions", client.ask("/tokenize", messages=[{"role": "user", "content": "x" * 300}])
+    long: list[Any] = [{"role": "user", "content": "x" * (300 + LENGTH - whole["count"])}]
+    for body in ({"messages": long}, {"messages": MESSAGES, "max_tokens": LENGTH}):
+        refused = client.post(path, {**body, "stream": stream})
+        assert refused.status_code == 400, refused.text
+        error = refused.json()["error"]
+        assert (error["code"], error["param"], error["n_ctx"]) == ("context_length_exceeded", "messages", LENGTH)
+    long[0]["content"] = long[0]["content"][2:]
+    body = {"messages": long, "ignore_eos": True}
+    if stream:
+        ends = [part["choices"][0]["finish_reason"] for part in client.stream(path, **body)]
+        assert ends[-1] == "length"
+    else:
+        told = client.ask(path, **body)
+        assert (told["choices"][0]["finish_reason"], told["usage"]["total_tokens"]) == ("length", LENGTH)
+
+
+def test_bytes_of_a_characters_tokens(client: Client) -> None:
+    """Those that a client puts together to the text, streamed or not."""
+    ids = client.ask("/tokenize", prompt="😀")["tokens"]
+    path, grammar = "/v1/chat/completions", 'start: "😀😀"'
+    asked = {"messages": MESSAGES, "guided_grammar": grammar, "logprobs": True, "top_logprobs": 2, "max_tokens": 40}
+    (choice,) = client.ask(path, **asked)["choices"]
+    entries = [
+        entry
+        for part in client.stream(path, **asked)
+        for one in part["choices"]
+        for entry in (one["logprobs"] or {"content": []})["content"]
+    ]
+    assert choice["message"]["content"] == "😀😀"
+    for told in (choice["logprobs"]["content"], entries):
+        assert bytes(byte for entry in told for byte in entry["bytes"] or ()) == "😀😀".encode()
+        assert len(told) >= 2 * len(ids)
+
+
 def test_a_template_that_refuses(start: Start, folder: Any, tmp_path: Any) -> None:
     import shutil
 
@@ -198,3 +236,7 @@ def test_n_answers_to_a_chat(client: Client) -> None:
             logprobs[choice["index"]] += (choice["logprobs"] or {"content": []})["content"]
     assert contents == [choice["message"]["content"] for choice in told["choices"]]
     assert logprobs == [choice["logprobs"]["content"] for choice in told["choices"]]
+    asked |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
+    *parts, last = client.stream("/v1/chat/completions", **asked)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 18)
+    assert all(part["usage"] is None for part in parts)

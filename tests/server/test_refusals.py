@@ -27,14 +27,15 @@ WRONG: dict[str, list[Any]] = {
     "n": [0, -1, 129, 1.0, "2", True],
     "max_tokens": [0, -1, 1.5, "9", True, BIG],
     "min_tokens": [-1, 17],
-    "stop": ["", [""], [1], {"a": 1}, ["a"] * 65, 5],
-    "stop_token_ids": [[-1], ["a"], 5, [10**6]],
+    "stop": ["", [""], [1], {"a": 1}, ["a"] * 65, 5, "x" * 1001],
+    "stop_token_ids": [[-1], ["a"], 5, [10**6], [5] * 5000],
     "logit_bias": [
         {"-1": 1}, {"abc": 1}, {"1": 1000}, {"1": "x"}, {"9999999": 1}, [1], {"1" * 30: 1}, {"\u0663": 1}, {"904": 1e30},
     ],
-    "allowed_token_ids": [[], [-1], [10**6], "x"],
-    "bad_words": ["x", [""], [1], [" "]],
-    "logprobs": [-1, True, 1.5, "5", 10**6],
+    "allowed_token_ids": [[], [-1], [10**6], "x", [5, 6] * 5000],
+    "bad_words": ["x", [""], [1], [" "], ["x" * 201], ["x"] * 1001],
+    "logprobs": [-1, True, 1.5, "5", 10**6, 21],
+    "prompt_logprobs": [-1, True, 21],
     "repetition_penalty": [0, -1, "x"],
     "presence_penalty": [3, "x"],
     "seed": [1.5, "x", 2**64, True, -(2**63) - 1],
@@ -42,7 +43,7 @@ WRONG: dict[str, list[Any]] = {
     "stream_options": [{"include_usage": 1}, 5, {"include_use": True}, {"continuous_usage_stats": True}],
     "echo": [1, "yes"],
     "priority": ["x", 1.5],
-    "timeout": [0, -1, "x"],
+    "timeout": [0, -1, "x", 10**400, 10**10],
     "cache_salt": [5, []],
     "guided_regex": ["(", "(?<=x)*", 5, "", "(" * 20_000],
     "guided_grammar": ["start: (", "nothing", 5],
@@ -79,6 +80,28 @@ def test_a_misspelt_field_is_told_its_name(client: Client) -> None:
 def test_a_field_like_none_of_ours_is_let_through(client: Client) -> None:
     answer = client.post(PATH, {"prompt": "x", "max_tokens": 1, "zzqx": {"a": 1}})
     assert answer.status_code == 200, answer.text
+
+
+def test_more_unknown_fields_than_anyone_needs(client: Client) -> None:
+    """Each is compared with all that are known: so many would take the loop's time."""
+    few, many = ({f"zz{n}q": 1 for n in range(count)} for count in (50, 5000))
+    assert client.post(PATH, {"prompt": "x", "max_tokens": 1, **few}).status_code == 200
+    refused = client.post(PATH, {"prompt": "x", "max_tokens": 1, **many})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unknown_field")
+    table = {"prompt": "x", "structured_outputs": many}
+    assert client.post(PATH, table).json()["error"]["param"] == "structured_outputs"
+
+
+def test_more_prompts_than_may_wait_are_not_encoded(client: Client) -> None:
+    refused = client.post(PATH, {"prompt": ["a"] * 1000, "n": 128})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    assert "1000 prompts with 128 answers each" in refused.json()["error"]["message"]
+
+
+def test_a_choice_among_many(client: Client) -> None:
+    choices = [f"{n * 7919 % 100_003} of them" for n in range(10_000)]
+    told = client.ask(PATH, prompt="x", max_tokens=40, guided_choice=choices, temperature=2.0, seed=1)
+    assert told["choices"][0]["text"] in choices
 
 
 def test_what_changes_nothing_is_let_through(client: Client) -> None:
