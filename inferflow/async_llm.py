@@ -56,6 +56,8 @@ class Request:
     def __init__(self, llm: LLM, answers: Answers) -> None:
         self._llm = llm
         self._answers = answers
+        self._inbox = answers.sequences[0].inbox
+        self._live = dict.fromkeys(answers.sequences, answers)
         self.loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._chunks: deque[Chunk] = deque()
@@ -93,7 +95,7 @@ class Request:
                 break
             if self._error is not None:
                 raise self._error
-            if self._answers.done:
+            if not self._live:
                 raise StopAsyncIteration
             await self._news.wait()
         return self._chunks.popleft()
@@ -101,11 +103,10 @@ class Request:
     def _take(self) -> None:
         """What has come; an error after the chunks that came before it."""
         try:
-            self._chunks.extend(self._answers.take())
+            self._chunks.extend(self._llm.take(self._inbox, self._live))
         except InferflowError as error:
             self._error = error
             self.abort()
-        self._llm.drop(self._answers.spent)
 
     def told(self) -> None:
         """There is news; called on the request's own loop."""

@@ -42,7 +42,7 @@ class Sequence:
     saved: Saved | None = None
     cached: int | None = None  # tokens that were in the cache when it first started
     finish: str | None = None
-    inbox: deque[Event] = field(default_factory=deque)  # for its owner: who steps the engine may be somebody else
+    inbox: deque[Event] = field(default_factory=deque)  # of its owner, who may be another than who steps the engine
     owner: ReferenceType[Any] | None = None
     prompt_logprobs: list[tuple[int, float, Top]] | None = (
         None  # of its prompt's tokens but the first, where it asks for them
