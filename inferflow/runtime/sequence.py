@@ -16,7 +16,8 @@ __all__ = ["Event", "Sequence"]
 
 @dataclass(eq=False)
 class Sequence:
-    """One request. `ids` is the prompt and what came after it; `past` how many of them are in the cache.
+    """One request. `ids` is the prompt and what came after it, the list of its `sampler`; `past` how many of them are in the
+    cache.
 
     It is resident while it has a `slot`; else it waits, with its keys and values `saved` or to be computed.
     """

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from inferflow.errors import ArgumentError, DeadlineError, QueueFullError
+from inferflow.runtime import engine as engine_module
 from inferflow.runtime.blocks import BlockPool, chain, root
 from inferflow.runtime.engine import Engine, Options, Sequence
 from inferflow.runtime.memory import free_memory, plan_memory
@@ -184,18 +185,20 @@ def test_an_aborted_prefix_is_known() -> None:
     assert (totals.asked, totals.cached) == (40, 16)
 
 
-def test_a_step_that_raises_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["run", "sample"])
+def test_a_step_that_raises_is_done_again(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     engine = mock_engine(8, budget=6)
     sequences = [engine.add([n] * 7, ask(6)) for n in range(3)]
-    run = engine.executor.run
+    owner: Any = engine.executor if part == "run" else engine_module
+    works = getattr(owner, part)
     failures = [True, False, False, True, True] * 20
 
     def failing(*args: Any) -> Any:
         if failures and failures.pop():
             raise KeyboardInterrupt
-        return run(*args)
+        return works(*args)
 
-    monkeypatch.setattr(engine.executor, "run", failing)
+    monkeypatch.setattr(owner, part, failing)
     while engine.running or engine.waiting:
         try:
             engine.step()
