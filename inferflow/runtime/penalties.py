@@ -36,9 +36,9 @@ def penalise(
     for token, bias in p.logit_bias.items():
         logits[token] += np.float32(bias)
     if seen is not None:
-        here = logits[seen.tokens]
-        penalty = np.float32(p.repetition_penalty)
-        logits[seen.tokens] = np.where(here > 0, here / penalty, here * penalty)
+        tokens, penalty = seen.tokens, np.float32(p.repetition_penalty)
+        here = logits[tokens]
+        logits[tokens] = np.where(here > 0, here / penalty, here * penalty)
     if generated is not None:
         logits[generated.tokens] -= generated.counts * np.float32(p.frequency_penalty) + np.float32(p.presence_penalty)
     if repeats is not None:
@@ -138,17 +138,21 @@ class AntiLM:
     Method for Neural Text Generation (2023), arXiv:2305.12675."""
 
     def __init__(self, n: int, beta: float, ids: Iterable[int] = ()) -> None:
+        self.n = n
         self.beta = beta
-        self.counts: list[dict[tuple[int, ...], Counter[int]]] = [{} for _ in range(n)]  # by the length of the context
+        self.counts: dict[tuple[int, ...], Counter[int]] = {}  # of what came after each context of up to n - 1 tokens
+        self.totals: Counter[tuple[int, ...]] = Counter()
         self.tail: list[int] = []
         for token in ids:
             self.push(token)
 
     def push(self, token: int) -> None:
         """The text goes on with `token`."""
-        for length, counts in enumerate(self.counts[: len(self.tail) + 1]):
-            counts.setdefault(self.context(length), Counter())[token] += 1
-        self.tail = [*self.tail, token][1 - len(self.counts) :] if len(self.counts) > 1 else []
+        for length in range(len(self.tail) + 1):
+            context = self.context(length)
+            self.counts.setdefault(context, Counter())[token] += 1
+            self.totals[context] += 1
+        self.tail = [*self.tail, token][1 - self.n :] if self.n > 1 else []
 
     def context(self, length: int) -> tuple[int, ...]:
         return tuple(self.tail[len(self.tail) - length :])
@@ -156,16 +160,17 @@ class AntiLM:
     def probability(self, token: int) -> float:
         """How much the text so far would make one expect `token` next: each order takes the share `beta` of what the longer
         ones, where they know the token, have left. One is added to an n-gram's total: what was seen once counts half."""
-        if len(self.tail) < len(self.counts) - 1:
+        if len(self.tail) < self.n - 1:
             return 0.0
         left, score = 1.0, 0.0
-        for length in range(len(self.counts) - 1, -1, -1):
-            counts = self.counts[length].get(self.context(length))
-            if counts is None or not counts[token]:
+        for length in range(self.n - 1, -1, -1):
+            context = self.context(length)
+            count = self.counts[context][token] if context in self.counts else 0
+            if not count:
                 continue
             if length:
-                score += left * self.beta * counts[token] / (counts.total() + 1)
+                score += left * self.beta * count / (self.totals[context] + 1)
             else:
-                score += left * counts[token] / counts.total()
+                score += left * count / self.totals[context]
             left *= 1 - self.beta
         return score
