@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,6 +206,22 @@ def test_a_step_that_raises_is_done_again(monkeypatch: pytest.MonkeyPatch, part:
         except KeyboardInterrupt:
             check(engine)
     assert [s.ids for s in sequences] == [alone([n] * 7, 6) for n in range(3)]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no disk that is always full")
+def test_where_the_disk_is_full_sequences_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: Any) -> Any:
+        return open("/dev/full", "r+b", **options)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    engine = mock_engine(64, swap_bytes=1 << 16)
+    sequences = [engine.add([n] * 9, ask(8)) for n in range(3)]
+    engine.step()
+    for sequence in sequences[:2]:
+        engine.scheduler.preempt(sequence)
+        assert sequence.saved is None
+    list(engine.run())
+    assert [s.ids for s in sequences] == [alone([n] * 9, 8) for n in range(3)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
