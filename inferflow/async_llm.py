@@ -56,6 +56,8 @@ class Request:
     def __init__(self, llm: LLM, answers: Answers) -> None:
         self._llm = llm
         self._answers = answers
+        self._inbox = answers.sequences[0].inbox
+        self._live = dict.fromkeys(answers.sequences, answers)
         self.loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._chunks: deque[Chunk] = deque()
@@ -93,7 +95,7 @@ class Request:
                 break
             if self._error is not None:
                 raise self._error
-            if self._answers.done:
+            if not self._live:
                 raise StopAsyncIteration
             await self._news.wait()
         return self._chunks.popleft()
@@ -101,11 +103,10 @@ class Request:
     def _take(self) -> None:
         """What has come; an error after the chunks that came before it."""
         try:
-            self._chunks.extend(self._answers.take())
+            self._chunks.extend(self._llm.take(self._inbox, self._live))
         except InferflowError as error:
             self._error = error
             self.abort()
-        self._llm.drop(self._answers.spent)
 
     def told(self) -> None:
         """There is news; called on the request's own loop."""
@@ -149,7 +150,7 @@ class AsyncLLM:
         self.llm = LLM(model, spec, **options)
         self.failure: BaseException | None = None
         self._arrivals: deque[_Arrival] = deque()
-        self._changed = threading.Condition()  # something arrived, the last one ended, or it is time to stop
+        self._changed = threading.Condition()  # something arrived, a step has ended, or it is time to stop
         self._refusal: ClosedError | None = None  # why nothing is admitted any more
         self._stopping = False
         self._listeners: list[Callable[[StepReport], None]] = []
@@ -231,7 +232,8 @@ class AsyncLLM:
         self._listeners.remove(listener)
 
     def _tell(self, events: list[Event]) -> None:
-        """Wake the requests that `events` are for, with one call a loop."""
+        """Wake the requests that `events` are for, with one call a loop; and, as another thread may have stepped, whoever waits
+        for a change."""
         owners = {event.sequence.owner() for event in events if event.sequence.owner is not None}
         loops: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         for owner in owners:
@@ -240,6 +242,8 @@ class AsyncLLM:
         for loop, requests in loops.items():
             with suppress(RuntimeError):  # the loop has ended, and nobody waits there
                 loop.call_soon_threadsafe(_wake, requests)
+        with self._changed:
+            self._changed.notify_all()
 
     def _report(self) -> StepReport:
         engine, before = self.llm.engine, self._totals
@@ -289,7 +293,9 @@ class AsyncLLM:
     def _work(self) -> bool:
         """Wait for work and do one step of it; whether to go on."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self.busy)
+            while not (self._stopping or self.busy):
+                self._changed.notify_all()  # an abort may have ended the last one, and no step told of it
+                self._changed.wait()
             if self._stopping:
                 return False
         with self.llm.turn():
@@ -301,20 +307,19 @@ class AsyncLLM:
                     report = self._report()
                     for listener in tuple(self._listeners):
                         listener(report)
-        if not self.busy:
-            with self._changed:
-                self._changed.notify_all()
         return True
 
     def _admit(self, arrival: _Arrival) -> None:
         if not arrival.admitted.set_running_or_notify_cancel():
             return  # whoever asked has gone
         try:
-            arrival.admitted.set_result(
-                self.llm.admit(arrival.ids, arrival.params, arrival.admission, arrival.constraints)
-            )
-        except InferflowError as error:
+            answers = self.llm.admit(arrival.ids, arrival.params, arrival.admission, arrival.constraints)
+        except BaseException as error:
             arrival.admitted.set_exception(error)
+            if not isinstance(error, InferflowError):
+                raise
+        else:
+            arrival.admitted.set_result(answers)
 
     def _stop(self, drain: float) -> None:
         with self._changed:

@@ -252,3 +252,21 @@ def test_a_step_that_fails_ends_everything_and_says_why(folder: Path, monkeypatc
             assert len(good.ids) == 20
 
     asyncio.run(run())
+
+
+def test_a_request_that_cannot_be_admitted_for_a_bug_does_not_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with AsyncLLM(folder) as llm:
+
+            def broken(*_: object) -> None:
+                raise RuntimeError("a bug")
+
+            monkeypatch.setattr(llm.llm, "admit", broken)
+            starts = [llm.start(prompt) for prompt in PROMPTS]
+            results = await asyncio.wait_for(asyncio.gather(*starts, return_exceptions=True), 60)
+            assert {type(one) for one in results} <= {RuntimeError, ClosedError}
+            assert isinstance(llm.failure, RuntimeError)
+
+    asyncio.run(run())

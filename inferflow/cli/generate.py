@@ -115,9 +115,8 @@ def run(llm: LLM, ids: list[int], params: SamplingParams, quiet: bool) -> dict[s
     tokens: list[int] = []
     finish, matched = "length", None
     for chunk in llm.stream(ids, params):
-        if chunk.token is not None:
-            timer.token()
-            tokens.append(chunk.token)
+        timer.token()
+        tokens.append(chunk.token)
         pieces.append(chunk.text)
         finish, matched = chunk.finish or finish, chunk.stop_string
         if not quiet:

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import did_you_mean
+from ..runtime.sampling_params import whole
 from ..spec.expression import show
 from .errors import ApiError, ClientGoneError, bad
 
@@ -114,8 +115,7 @@ class Fields:
 
     def whole(self, name: str, low: int, high: int) -> int | None:
         value = self.take(name)
-        good = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        if value is not None and not good:
+        if value is not None and not whole(value, low, high):
             raise bad(self.at + name, f"it is {show(value)}", f"it must be a whole number from {low} to {high}")
         return value
 

@@ -31,12 +31,11 @@ MAX_CHOICES = 10_000
 @dataclass
 class Asked:
     """What a request asks for. `values` are for SamplingParams; `bad_words` still are text; `names` lead from SamplingParams'
-    names to the request's. `score_only`: no new token is wanted, though one must be made."""
+    names to the request's."""
 
     values: dict[str, Any]
     bad_words: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
-    score_only: bool = False
 
     def params(self, tokenizer: Tokenizer | None) -> SamplingParams:
         """Raises ArgumentError. Encodes `bad_words`, so it belongs off the loop."""
