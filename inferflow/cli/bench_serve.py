@@ -91,7 +91,7 @@ def agreement(ctx: click.Context, parameter: click.Parameter, value: str) -> SLA
     return SLA(prompt, output)
 
 
-@click.command()
+@click.command(short_help="Put load on a model, or on a server.")
 @model_options
 @spec_option
 @engine_options
@@ -182,6 +182,7 @@ def measured(
     loads, done = [], 0
     total = len(points) * options["repeat"] * len(drivers)
     with steps_line(sys.stderr, "measuring") as step:
+        step(0, total)
         for number, point in enumerate(points):
 
             def make(n: int, number: int = number, point: Mapping[str, Any] = point) -> Workload:
