@@ -111,9 +111,10 @@ def sampling_options(most: str, kind: type[click.Option] = click.Option) -> Call
     has at most, where nobody says it."""
     positive = click.IntRange(min=1)
     likeliest = "Keep the likeliest tokens that hold this much probability."
+    greedy = "the model's, or 0.0" if issubclass(kind, Recommended) else True
     options: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (("-n", "--max-tokens"), {"type": positive, "help": f"New tokens at most. Default: {most}."}),
-        (("--temperature",), {"type": float, "default": 0.0, "show_default": True, "help": "0 is greedy."}),
+        (("--temperature",), {"type": float, "default": 0.0, "show_default": greedy, "help": "0 is greedy."}),
         (("--top-k",), {"type": int, "default": 0, "help": "Keep the k likeliest tokens (0: all)."}),
         (("--top-p",), {"type": float, "default": 1.0, "help": likeliest}),
         (("--min-p",), {"type": float, "default": 0.0, "help": "Drop tokens below this share of the likeliest's probability."}),
