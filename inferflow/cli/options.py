@@ -223,15 +223,17 @@ def fallback_lines(fallbacks: Iterable[Fallback]) -> Iterator[str]:
         )
 
 
-def read_text(file: BinaryIO, where: str, limit: int) -> str:
+def read_text(file: BinaryIO, where: str, limit: int, *, plain: bool = False) -> str:
     """All of `file`, which errors call `where`; bytes that are not UTF-8 become U+FFFD. ArgumentError for more than `limit`
-    bytes."""
+    bytes, and, where it must be a `plain` text, for a zero byte: a model's file, say, has many, and no text has one."""
     try:
         data = file.read(limit + 1)
     except OSError as error:
         raise system_error(error, where) from None
     if len(data) > limit:
         raise ArgumentError(f"it holds more than {limit >> 20} MiB", where=where, fix="give a shorter text")
+    if plain and b"\0" in data:
+        raise ArgumentError("it is no text: it holds zero bytes", where=where, fix="give a text, in UTF-8")
     return data.decode("utf-8", "replace")
 
 
