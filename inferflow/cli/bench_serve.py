@@ -86,7 +86,7 @@ def agreement(ctx: click.Context, parameter: click.Parameter, value: str) -> SLA
         prompt = output = 0.0
     if not (0 < prompt < 1e9 and 0 < output < 1e9):
         raise click.BadParameter(
-            f"'{value[:80]}' is none: write 512:4, tokens a second of the prompt and of the answer"
+            f"'{value[:80]}' is no SLA: write 512:4, tokens a second of the prompt and of the answer"
         )
     return SLA(prompt, output)
 
