@@ -111,9 +111,10 @@ def sampling_options(most: str, kind: type[click.Option] = click.Option) -> Call
     has at most, where nobody says it."""
     positive = click.IntRange(min=1)
     likeliest = "Keep the likeliest tokens that hold this much probability."
+    greedy = "the model's, or 0.0" if issubclass(kind, Recommended) else True
     options: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (("-n", "--max-tokens"), {"type": positive, "help": f"New tokens at most. Default: {most}."}),
-        (("--temperature",), {"type": float, "default": 0.0, "show_default": True, "help": "0 is greedy."}),
+        (("--temperature",), {"type": float, "default": 0.0, "show_default": greedy, "help": "0 is greedy."}),
         (("--top-k",), {"type": int, "default": 0, "help": "Keep the k likeliest tokens (0: all)."}),
         (("--top-p",), {"type": float, "default": 1.0, "help": likeliest}),
         (("--min-p",), {"type": float, "default": 0.0, "help": "Drop tokens below this share of the likeliest's probability."}),
@@ -222,15 +223,17 @@ def fallback_lines(fallbacks: Iterable[Fallback]) -> Iterator[str]:
         )
 
 
-def read_text(file: BinaryIO, where: str, limit: int) -> str:
+def read_text(file: BinaryIO, where: str, limit: int, *, plain: bool = False) -> str:
     """All of `file`, which errors call `where`; bytes that are not UTF-8 become U+FFFD. ArgumentError for more than `limit`
-    bytes."""
+    bytes, and, where it must be a `plain` text, for a zero byte: a model's file, say, has many, and no text has one."""
     try:
         data = file.read(limit + 1)
     except OSError as error:
         raise system_error(error, where) from None
     if len(data) > limit:
         raise ArgumentError(f"it holds more than {limit >> 20} MiB", where=where, fix="give a shorter text")
+    if plain and b"\0" in data:
+        raise ArgumentError("it is no text: it holds zero bytes", where=where, fix="give a text, in UTF-8")
     return data.decode("utf-8", "replace")
 
 

@@ -59,7 +59,7 @@ def perplexity(text: BinaryIO, **options: Any) -> None:
     window is scored, so that every prediction that counts has half a window before it. Logarithms are natural."""
     if options["against"] is not None and options["against_logits"] is not None:
         raise ArgumentError("the base is given twice", where="--against", fix="leave --against-logits out")
-    content = read_text(text, "FILE", MAX_TEXT)
+    content = read_text(text, "FILE", MAX_TEXT, plain=True)
     path = find_model(options["model"], options["offline"])
     with ExitStack() as stack:
         llm = stack.enter_context(open_llm(path, options, max_model_len=options["ctx"], length="--ctx"))

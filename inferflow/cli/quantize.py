@@ -76,10 +76,11 @@ def quantize(model: str, formats: str, out: Path, text: BinaryIO | None, **optio
         choice = parse_choice(formats)
     rotation = ROTATION if options["rotation"] is None else check_rotation(options["rotation"])
     check_output(out, options["force"])
-    content = None if text is None else read_text(text, "--calibrate", MAX_TEXT)
+    content = None if text is None else read_text(text, "--calibrate", MAX_TEXT, plain=True)
     path = find_model(model, options["offline"])
     with naming(quant="--to"):
         loaded = load_model(path, options["spec_name"], quant=choice)
+    original = sum(tensor.nbytes for tensor in loaded.source.tensors.values())
     facts: dict[str, Any] = {"to": str(choice)}
     matrices: Callable[[list[str]], Iterable[tuple[str, Stored]]]
     if content is None:
@@ -99,7 +100,8 @@ def quantize(model: str, formats: str, out: Path, text: BinaryIO | None, **optio
             facts=facts,
             progress=lambda _, done, total: step(done, total),
         )
-    click.echo(dumps(summary(report, facts)) if options["as_json"] else table(report))
+    told = summary(report, {"original_bytes": original, **facts})
+    click.echo(dumps(told) if options["as_json"] else table(report, original))
 
 
 def limit_threads(threads: int | None) -> None:
@@ -145,11 +147,11 @@ def summary(report: Report, facts: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(report: Report) -> str:
-    """The figures for people."""
+def table(report: Report, original: int) -> str:
+    """The figures for people; `original` is how many bytes the tensors had."""
     lines = [
         f"{report.path}: {report.bytes / 1e6:.1f} MB, {report.bits_per_weight:.2f} bits per weight, "
-        f"in {report.seconds:.0f} s"
+        f"in {report.seconds:.0f} s (the original has {original / 1e6:.1f} MB)"
     ]
     for name, (count, size) in sorted(report.formats.items(), key=lambda item: -item[1][1]):
         lines.append(f"  {name:<6} {count:>5} tensors {size / 1e6:>9.1f} MB")

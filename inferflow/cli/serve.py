@@ -111,7 +111,9 @@ def key_in(path: Path) -> str:
         with path.open("rb") as file:
             return read_text(file, "--api-key-file", 1 << 16).strip()
     except OSError as error:
-        raise system_error(error, str(path)) from None
+        said = system_error(error, str(path))
+        said.fix = "--api-key-file names a file that can be read and holds the key"
+        raise said from None
 
 
 def open_server_model(options: dict[str, Any]) -> AsyncLLM:
