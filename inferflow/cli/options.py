@@ -43,7 +43,7 @@ __all__ = [
     "sampling_options",
     "sampling_params",
     "spec_option",
-    "tell_fallbacks",
+    "tell_doubts",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -188,7 +188,7 @@ def open_llm(
         llm.close()
         reason = f"a sequence would have {max_model_len} tokens, and {path.name} was made for {made_for}"
         raise ArgumentError(reason, where=length, fix="lower it")
-    tell_fallbacks(llm)
+    tell_doubts(llm)
     return llm
 
 
@@ -204,9 +204,17 @@ def opening(options: Mapping[str, Any], **flags: str) -> Iterator[dict[str, Any]
         click.echo(f"warning: {one_line(str(warning.message))}", err=True)
 
 
-def tell_fallbacks(llm: LLM) -> None:
-    """Which matrices do not have the format asked for."""
-    for text in fallback_lines(llm.model.weights.fallbacks):
+def tell_doubts(llm: LLM) -> None:
+    """Which matrices do not have the format asked for; and that sequences may become longer than the model was made for."""
+    from inferflow.runtime.model import context_length
+
+    made_for, _ = context_length(llm.model)
+    texts = [*fallback_lines(llm.model.weights.fallbacks)]
+    if made_for and llm.max_model_len > made_for:
+        texts.append(
+            f"--max-model-len is {llm.max_model_len}; beyond {made_for} tokens, what the model was made for, it may fail"
+        )
+    for text in texts:
         click.echo(f"warning: {one_line(text)}", err=True)
 
 

@@ -27,6 +27,7 @@ __all__ = ["quantize"]
 
 WINDOW = 512  # tokens that calibration sees together
 MAX_TEXT = 256 << 20  # bytes
+PARTS = 64  # of a long text
 SHOWN = 10  # fallbacks of the table
 
 
@@ -131,10 +132,19 @@ def windows_of(model: Model, path: Path, text: str, tokens: int) -> np.ndarray:
     tokenizer = load_tokenizer(model.source, path)
     if tokenizer is None:
         raise TextError("the model has no tokenizer", where=str(path), fix="add its tokenizer.json")
+    text = thinned(text, max(PARTS * 16384, 16 * tokens))
     ids, prefix = (tokenizer.encode_spans(part, [], suffix=False) for part in (text, ""))
     length = min(n for n in (WINDOW, tokens, *context_length(model)) if n is not None)
     windows = cut(ids, prefix, length, text="--calibrate", width="")
     return windows[np.linspace(0, len(windows) - 1, max(1, min(len(windows), tokens // length))).astype(int)]
+
+
+def thinned(text: str, most: int) -> str:
+    """`text`, or evenly spread parts of one that is longer than `most` characters: more than is used takes memory and time."""
+    if len(text) <= most:
+        return text
+    length = most // PARTS
+    return "\n".join(text[(len(text) - length) * n // (PARTS - 1) :][:length] for n in range(PARTS))
 
 
 def summary(report: Report, facts: dict[str, Any]) -> dict[str, Any]:
