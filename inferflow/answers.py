@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .runtime.beam import Beam
@@ -94,43 +94,27 @@ class Chunk:
 
 
 class Answers:
-    """A request on its way: the sequences of its choices, whose inboxes the engine's events come into."""
+    """A request on its way: the sequences of its choices, and what their events have told so far."""
 
     def __init__(self, sequences: Sequence[Running], tokenizer: Tokenizer | None, eos: Collection[int]) -> None:
         self.sequences = list(sequences)
         self._tokenizer, self._eos = tokenizer, eos
-        self._choices = [_Answer(n, one, tokenizer, eos) for n, one in enumerate(sequences)]
+        self._choices = {one: _Answer(n, one, tokenizer, eos) for n, one in enumerate(sequences)}
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
         return tuple(self.sequences[0].ids[: self.sequences[0].prompt])
 
-    @property
-    def done(self) -> bool:
-        return all(choice.finish is not None for choice in self._choices)
-
-    @property
-    def news(self) -> bool:
-        """Whether `take` has something to take."""
-        return any(choice.finish is None and choice.sequence.inbox for choice in self._choices)
-
-    @property
-    def spent(self) -> list[Running]:
-        """The sequences that run on after the end of their text: for the owner to abort."""
-        return [c.sequence for c in self._choices if c.finish is not None and c.sequence.finish is None]
-
-    def take(self) -> Iterator[Chunk]:
-        """What has come since the last time. Raises the error of a sequence that failed."""
-        for choice in self._choices:
-            while choice.sequence.inbox and choice.finish is None:
-                yield choice.take(choice.sequence.inbox.popleft())
+    def take(self, event: Event) -> Chunk:
+        """The text that the event of one of its sequences makes certain. Raises the event's error."""
+        return self._choices[event.sequence].take(event)
 
     def completion(self) -> Completion:
         first = self.sequences[0]
         scored = first.prompt_logprobs
         told = None if scored is None else (None, *(TokenLogprob(*one) for one in scored))
         return Completion(
-            self.prompt_ids, tuple(c.choice() for c in self._choices), first.cached or 0, self.timings, told
+            self.prompt_ids, tuple(c.choice() for c in self._choices.values()), first.cached or 0, self.timings, told
         )
 
     def ranked(self, beams: Sequence[Beam]) -> Completion:
@@ -169,7 +153,7 @@ class _Answer:
         self.detokenizer = None if tokenizer is None else Detokenizer(tokenizer, continuation=True)
         self.stops = StopMatcher(list(sequence.params.stop))
         self.stop_ids = _control_stops(sequence.params.stop, tokenizer)
-        self.ids: list[int] = []  # the sequence may run ahead of what was taken
+        self.ids: list[int] = []  # the sequence's own may be ahead of what was taken
         self.pieces: list[str] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish: str | None = None

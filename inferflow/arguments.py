@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "ENGINES",
     "Admission",
     "Prompt",
+    "captured",
     "check_config",
     "check_execution",
     "choose_engine",
@@ -84,12 +85,12 @@ def token_ids(prompt: Any) -> list[int]:
 
 
 def _no_prompt(value: object) -> ArgumentError:
-    fix = "pass text, or a list of ints; several prompts are a list of those: [[1, 2], [3]]"
+    fix = "pass text, or a list of ints; LLM.generate takes several, too: [[1, 2], [3]]"
     return ArgumentError(f"{show(value)} is none: a prompt is a str or a list of token ids", where="prompt", fix=fix)
 
 
 def whole_number(name: str, value: object, most: int = 1 << 24) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+    if not whole(value, 1, most):
         raise ArgumentError(f"it is {show(value)}", where=name, fix=f"it must be a whole number from 1 to {most}")
 
 
@@ -116,15 +117,27 @@ def check_config(config: object) -> None:
         raise ArgumentError(f"it is {show(config)}", where="config", fix="pass a dict of the config's keys")
 
 
+def captured(names: Any, known: Collection[str]) -> list[str]:
+    """`names`, if they are a list of names of tensors."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ArgumentError(f"it is {show(names)}", where="capture", fix='pass a list: ["logits"]')
+    wanted = list[Any](names)
+    for name in wanted:
+        if not isinstance(name, str) or name not in known:
+            said, close = (f"'{name}'", did_you_mean(name, known)) if isinstance(name, str) else (show(name), "")
+            raise ArgumentError(f"there is no tensor {said}", where="capture", fix=close or "see llm.tensor_names")
+    return wanted
+
+
 def forward_slice(positions: Any) -> slice:
     """`positions`, if it is a slice of whole numbers that goes forwards."""
     try:
-        whole = [None if n is None else operator.index(n) for n in (positions.start, positions.stop, positions.step)]
+        bounds = [None if n is None else operator.index(n) for n in (positions.start, positions.stop, positions.step)]
     except (AttributeError, TypeError):
-        whole = [0, 0, 0]
-    if not isinstance(positions, slice) or (whole[2] is not None and whole[2] < 1):
+        bounds = [0, 0, 0]
+    if not isinstance(positions, slice) or (bounds[2] is not None and bounds[2] < 1):
         raise ArgumentError(f"it is {show(positions)}", where="positions", fix="pass a forward slice: slice(-1, None)")
-    return slice(*whole)
+    return slice(*bounds)
 
 
 def request(params: SamplingParams | None, options: dict[str, Any]) -> tuple[SamplingParams, Admission]:

@@ -57,6 +57,8 @@ class Request:
     def __init__(self, llm: LLM, answers: Answers) -> None:
         self._llm = llm
         self._answers = answers
+        self._inbox = answers.sequences[0].inbox
+        self._live = dict.fromkeys(answers.sequences, answers)
         self.loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._chunks: deque[Chunk] = deque()
@@ -94,7 +96,7 @@ class Request:
                 break
             if self._error is not None:
                 raise self._error
-            if self._answers.done:
+            if not self._live:
                 raise StopAsyncIteration
             await self._news.wait()
         return self._chunks.popleft()
@@ -102,11 +104,10 @@ class Request:
     def _take(self) -> None:
         """What has come; an error after the chunks that came before it."""
         try:
-            self._chunks.extend(self._answers.take())
+            self._chunks.extend(self._llm.take(self._inbox, self._live))
         except InferflowError as error:
             self._error = error
             self.abort()
-        self._llm.drop(self._answers.spent)
 
     def told(self) -> None:
         """There is news; called on the request's own loop."""
@@ -151,7 +152,7 @@ class AsyncLLM:
         self.llm = LLM(model, spec, **options)
         self.failure: BaseException | None = None
         self._arrivals: deque[_Arrival] = deque()
-        self._changed = threading.Condition()  # something arrived, the last one ended, or it is time to stop
+        self._changed = threading.Condition()  # something arrived, a step has ended, or it is time to stop
         self._refusal: ClosedError | None = None  # why nothing is admitted any more
         self._stopping = False
         self._listeners: list[Callable[[StepReport], None]] = []
@@ -211,7 +212,9 @@ class AsyncLLM:
     async def close(self, drain: float | None = None) -> None:
         """Admit nothing more, give what runs `drain` seconds, end the rest with ClosedError, close the model. Idempotent."""
         with self._changed:
-            self._refusal = self._refusal or ClosedError("the model is being closed", fix="ask another server")
+            self._refusal = self._refusal or ClosedError(
+                "the model is closed, or about to be", fix="open it again, or ask another server"
+            )
         await asyncio.to_thread(self._stop, drain or 0.0)
 
     async def __aenter__(self) -> AsyncLLM:
@@ -234,7 +237,8 @@ class AsyncLLM:
         self._listeners.remove(listener)
 
     def _tell(self, events: list[Event]) -> None:
-        """Wake the requests that `events` are for, with one call a loop."""
+        """Wake the requests that `events` are for, with one call a loop; and, as another thread may have stepped, whoever waits
+        for a change."""
         owners = {event.sequence.owner() for event in events if event.sequence.owner is not None}
         loops: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         for owner in owners:
@@ -243,6 +247,8 @@ class AsyncLLM:
         for loop, requests in loops.items():
             with suppress(RuntimeError):  # the loop has ended, and nobody waits there
                 loop.call_soon_threadsafe(_wake, requests)
+        with self._changed:
+            self._changed.notify_all()
 
     def _report(self) -> StepReport:
         engine, before = self.llm.engine, self._totals
@@ -292,7 +298,9 @@ class AsyncLLM:
     def _work(self) -> bool:
         """Wait for work and do one step of it; whether to go on."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self.busy)
+            while not (self._stopping or self.busy):
+                self._changed.notify_all()  # an abort may have ended the last one, and no step told of it
+                self._changed.wait()
             if self._stopping:
                 return False
         with self.llm.turn():
@@ -304,20 +312,19 @@ class AsyncLLM:
                     report = self._report()
                     for listener in tuple(self._listeners):
                         listener(report)
-        if not self.busy:
-            with self._changed:
-                self._changed.notify_all()
         return True
 
     def _admit(self, arrival: _Arrival) -> None:
         if not arrival.admitted.set_running_or_notify_cancel():
             return  # whoever asked has gone
         try:
-            arrival.admitted.set_result(
-                self.llm.admit(arrival.ids, arrival.params, arrival.admission, arrival.constraints)
-            )
-        except Exception as error:  # a bug of ours may end this request, and no other
+            answers = self.llm.admit(arrival.ids, arrival.params, arrival.admission, arrival.constraints)
+        except BaseException as error:
             arrival.admitted.set_exception(error)
+            if not isinstance(error, InferflowError):
+                raise
+        else:
+            arrival.admitted.set_result(answers)
 
     def _stop(self, drain: float) -> None:
         with self._changed:

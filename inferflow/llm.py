@@ -24,6 +24,7 @@ from .answers import Answers, Chunk, Completion
 from .arguments import (
     Admission,
     Prompt,
+    captured,
     check_config,
     check_execution,
     choose_engine,
@@ -33,12 +34,12 @@ from .arguments import (
     token_ids,
     whole_number,
 )
-from .errors import ArgumentError, ClosedError, InferflowError, TextError, did_you_mean
+from .errors import ArgumentError, ClosedError, InferflowError, TextError
 from .runtime.beam import BeamSearch, next_beams
 from .runtime.engine import Engine, Event, Options
 from .runtime.engine import Sequence as Running
 from .runtime.executor import Executor, ReferenceExecutor
-from .runtime.model import Model, context_length, load_model
+from .runtime.model import Model, context_length, end_tokens, load_model
 from .runtime.sampler import Constraint, SamplingParams
 from .spec.expression import show
 from .text import Tokenizer, encode_chat, load_tokenizer
@@ -135,13 +136,7 @@ class LLM:
     @property
     def eos_ids(self) -> frozenset[int]:
         """Every id that ends an answer: the union of what the model's files declare."""
-        if self.tokenizer is not None:
-            return self.tokenizer.eos_ids
-        generation = self.model.config.get("generation")
-        tables = [self.model.config, generation if isinstance(generation, Mapping) else {}]
-        declared = [table.get("eos_token_id") for table in tables]
-        flat = [i for d in declared for i in (d if isinstance(d, list) else [d])]
-        return frozenset(i for i in flat if isinstance(i, int))
+        return end_tokens(self.model.config) if self.tokenizer is None else self.tokenizer.eos_ids
 
     # ------------------------------------------------------------------ generation
 
@@ -209,6 +204,10 @@ class LLM:
         """Token ids of plain text, with what the model declares around it (BOS)."""
         return self._need_tokenizer().encode(text)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        return self._need_tokenizer().decode(token_ids(ids))
+
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, ready for the answer. What users wrote never becomes a control token."""
         return encode_chat(self._need_tokenizer(), messages)
@@ -228,11 +227,7 @@ class LLM:
     def _structures(self) -> StructureCompiler:
         from .runtime.structured import StructureCompiler
 
-        known = self._need_tokenizer()
-        pieces = [known.piece(i) for i in range(known.vocab_size)]
-        return StructureCompiler(
-            pieces, known.special_ids, self.eos_ids, lambda text: known.encode(text, add_bos=False)
-        )
+        return StructureCompiler.of(self._need_tokenizer(), self.eos_ids)
 
     # ------------------------------------------------------------------ the loop
 
@@ -246,14 +241,15 @@ class LLM:
             self._sweep()
             yield
         finally:
-            self._sweep()
             self._lock.release()
+            self.drop(())
 
     def drop(self, sequences: Iterable[Running]) -> None:
         """Abort them, wherever they are: now, or after the turn that somebody has. Never waits, so that the garbage collector
         may do it in the midst of anything."""
         self._dropped.extend(sequences)
-        if self._dropped and self._lock.acquire(blocking=False):
+        # Whoever has the lock now looks here once more after he has let go of it.
+        while self._dropped and self._lock.acquire(blocking=False):
             try:
                 self._sweep()
             finally:
@@ -270,8 +266,10 @@ class LLM:
         admission: Admission,
         constraints: Sequence[Constraint | None],
         number: int = 0,
+        inbox: deque[Event] | None = None,
     ) -> Answers:
-        """Queue a prompt, the `number`-th of those with the same seed. Hold `turn`. Raises ArgumentError, QueueFullError."""
+        """Queue a prompt, the `number`-th of those with the same seed. The events of all its sequences go to `inbox` (None: one
+        of its own). Hold `turn`. Raises ArgumentError, QueueFullError."""
         engine, n = self._open(), params.n
         deadline = None if admission.timeout is None else engine.clock() + admission.timeout
         extras = {} if admission.cache_salt is None else {"cache_salt": admission.cache_salt}
@@ -292,6 +290,8 @@ class LLM:
             for sequence in sequences:
                 engine.abort(sequence)
             raise
+        for sequence in sequences:
+            sequence.inbox = first.inbox if inbox is None else inbox
         return Answers(sequences, self.tokenizer, self.eos_ids)
 
     def step(self) -> None:
@@ -313,36 +313,45 @@ class LLM:
         with self.turn():
             answers = self.admit(ids, params, admission, constraints)
         try:
-            yield from self._run([answers])
+            yield from self._run([answers], answers.sequences[0].inbox)
         finally:
             self.drop(answers.sequences)
 
     def _complete(self, prompts: list[Prompt], params: SamplingParams, admission: Admission) -> list[Completion]:
         all_ids = [self.prompt_ids(prompt) for prompt in prompts]
         constraints = [self.constraints(params) for _ in prompts]
-        requests: list[Answers] = []
+        requests, inbox = list[Answers](), deque[Event]()
         try:
             for number, ids in enumerate(all_ids):
                 with self.turn():
-                    requests.append(self.admit(ids, params, admission, constraints[number], number))
-            for _ in self._run(requests):
+                    requests.append(self.admit(ids, params, admission, constraints[number], number, inbox))
+            for _ in self._run(requests, inbox):
                 pass
         finally:
             self.drop(sequence for answers in requests for sequence in answers.sequences)
         return [answers.completion() for answers in requests]
 
-    def _run(self, requests: Sequence[Answers]) -> Iterator[Chunk]:
-        """The chunks of `requests` until all have ended. Whoever finds no news steps the engine for everybody."""
-        live = list(requests)
+    def _run(self, requests: Sequence[Answers], inbox: deque[Event]) -> Iterator[Chunk]:
+        """The chunks of `requests` until all have ended. Whoever finds nothing in his `inbox` steps for everybody."""
+        live = {sequence: answers for answers in requests for sequence in answers.sequences}
         while live:
             with self.turn():
-                if not any(answers.news for answers in live):
+                if not inbox:
                     self.step()
-            for answers in live:
-                yield from answers.take()
-                if answers.spent:
-                    self.drop(answers.spent)
-            live = [answers for answers in live if not answers.done]
+            yield from self.take(inbox, live)
+
+    def take(self, inbox: deque[Event], live: dict[Running, Answers]) -> Iterator[Chunk]:
+        """The chunks that have come for sequences of `live`; those that end leave it. Raises the error of one that failed."""
+        while inbox:
+            event = inbox.popleft()
+            answers = live.get(event.sequence)
+            if answers is None:  # it ran on after the end of its text
+                continue
+            chunk = answers.take(event)
+            if chunk.finish is not None:
+                del live[event.sequence]
+                self.drop([event.sequence])
+            yield chunk
 
     def _open(self) -> Engine:
         if self._closed:
@@ -391,14 +400,7 @@ class LLM:
 
         `tensor_names` lists the names. Raises ArgumentError for one that is not there.
         """
-        names = self.model.graph.names
-        if isinstance(capture, str) or not isinstance(capture, Iterable):
-            raise ArgumentError(f"it is {show(capture)}", where="capture", fix='pass a list: ["logits"]')
-        for name in (wanted := list[Any](capture)):
-            if not isinstance(name, str) or name not in names:
-                said, close = (f"'{name}'", did_you_mean(name, names)) if isinstance(name, str) else (show(name), "")
-                raise ArgumentError(f"there is no tensor {said}", where="capture", fix=close or "see llm.tensor_names")
-        numbers = self.prompt_ids(ids)
+        wanted, numbers = captured(capture, self.model.graph.names), self.prompt_ids(ids)
         with self.turn():
             return self._open().forward(numbers, wanted)
 

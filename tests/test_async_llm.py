@@ -155,23 +155,6 @@ def test_a_request_cancelled_just_when_it_is_admitted(folder: Path, monkeypatch:
     trial(folder, body)
 
 
-def test_a_fault_at_the_admission_ends_that_request_alone(
-    folder: Path, want: list[Completion], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever asked hears of it, nothing of it is left, and the others go on."""
-
-    async def body(llm: AsyncLLM) -> None:
-        other = asyncio.ensure_future(llm.generate(PROMPTS[0], **ASKED))
-        with monkeypatch.context() as patch:
-            patch.setattr(llm.llm.engine, "fork", lambda *_args, **_options: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                await asyncio.wait_for(llm.generate(PROMPTS[1], n=2, **ENDLESS), 60)
-        assert await other == want[0]
-        assert await llm.generate(PROMPTS[1], **ASKED) == want[1]
-
-    trial(folder, body)
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 def test_a_forked_child_is_told_that_nothing_steps_there(folder: Path, want: list[Completion]) -> None:
     """Instead of waiting for ever; the model itself is of use there."""
@@ -304,5 +287,23 @@ def test_a_step_that_fails_ends_everything_and_says_why(folder: Path, monkeypatc
             with pytest.raises(InferflowError, match="a bug"):
                 await llm.generate(PROMPTS[0])
             assert len(good.ids) == 20
+
+    asyncio.run(run())
+
+
+def test_a_request_that_cannot_be_admitted_for_a_bug_does_not_wait(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with AsyncLLM(folder) as llm:
+
+            def broken(*_: object) -> None:
+                raise RuntimeError("a bug")
+
+            monkeypatch.setattr(llm.llm, "admit", broken)
+            starts = [llm.start(prompt) for prompt in PROMPTS]
+            results = await asyncio.wait_for(asyncio.gather(*starts, return_exceptions=True), 60)
+            assert {type(one) for one in results} <= {RuntimeError, ClosedError}
+            assert isinstance(llm.failure, RuntimeError)
 
     asyncio.run(run())

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferflow import LLM, Options, SamplingParams
+from inferflow import LLM, Chunk, Options, SamplingParams
+from inferflow.answers import Answers
 from inferflow.errors import ArgumentError, DeadlineError, QueueFullError
-from inferflow.runtime.engine import Engine
+from inferflow.runtime.engine import Engine, Event
 from tests.tiny import CONFIG, write
 
 PROMPT = [3, 14, 15, 9, 26]
@@ -125,7 +126,7 @@ def test_beams_share_and_give_back(llm: LLM, length: int) -> None:
         assert choice.score == pytest.approx(whole / len(choice.ids), abs=1e-4)
     narrow = llm.beam_search(prompt, width=1, max_tokens=40)
     assert narrow.ids == llm.generate([prompt], max_tokens=40)[0].ids
-    with pytest.raises(ArgumentError, match="beam width"):
+    with pytest.raises(ArgumentError, match=r"^width"):
         llm.beam_search(prompt, width=0)
 
 
@@ -232,3 +233,43 @@ def test_ids_that_the_tokenizer_lacks_never_come(llm: LLM) -> None:
             assert all(token < first for token, _ in event.top)
     with pytest.raises(ArgumentError, match="logit_bias"):
         engine.add(PROMPT, SamplingParams(logit_bias={first: 1.0}))
+
+
+def test_what_is_dropped_as_a_turn_ends_is_aborted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may drop a sequence between the last look of whoever has the engine and his letting go of it."""
+    with llm.turn():
+        sequence = llm.engine.add(PROMPT, SamplingParams())
+    lock = threading.Lock()
+
+    class Late:
+        acquire = lock.acquire
+
+        def release(self) -> None:
+            if sequence.finish is None:
+                llm.drop([sequence])
+            lock.release()
+
+    monkeypatch.setattr(llm, "_lock", Late())
+    with llm.turn():
+        pass
+    assert sequence.finish == "abort"
+
+
+def test_a_request_is_looked_at_when_it_has_news(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wait: else a long list of prompts would slow each step."""
+    counts = {"steps": 0, "events": 0}
+    step, take = llm.step, Answers.take
+
+    def counted_step() -> None:
+        counts["steps"] += 1
+        step()
+
+    def counted_take(self: Answers, event: Event) -> Chunk:
+        counts["events"] += 1
+        return take(self, event)
+
+    monkeypatch.setattr(llm, "step", counted_step)
+    monkeypatch.setattr(Answers, "take", counted_take)
+    answers = llm.generate([[3, n] for n in range(60)], max_tokens=5, ignore_eos=True)
+    assert counts["events"] == sum(len(answer.ids) for answer in answers) == 300
+    assert counts["steps"] > 10

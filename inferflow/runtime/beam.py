@@ -35,9 +35,7 @@ class BeamSearch:
 
     def __init__(self, width: int, ends: Collection[int], max_tokens: int, length_penalty: float = 1.0) -> None:
         if not whole(width, 1, 128):
-            raise ArgumentError(
-                f"it is {show(width)}", where="beam width", fix="it must be a whole number from 1 to 128"
-            )
+            raise ArgumentError(f"it is {show(width)}", where="width", fix="it must be a whole number from 1 to 128")
         if not whole(max_tokens, 1):
             raise ArgumentError(f"it is {show(max_tokens)}", where="max_tokens", fix="it must be at least 1")
         if not number(length_penalty, -10, 10):

@@ -117,7 +117,7 @@ class Engine:
         params.check_vocabulary(self.vocab)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         sampler = SamplerState(params, ids, seed, index, ends=self.eos, constraint=constraint)
-        sequence = Sequence(list(ids), params, limit, sampler, len(ids), next(self.arrivals), priority, deadline)
+        sequence = Sequence(sampler.ids, params, limit, sampler, len(ids), next(self.arrivals), priority, deadline)
         # Keys that were rotated for a shorter sequence are not those of a longer one, where the scaling looks at the length.
         lengths = [rope_length(rope, limit) for rope in self.ropes]
         sequence.root = root({"extras": dict(extras or {}), "rope_lengths": lengths})
@@ -141,7 +141,7 @@ class Engine:
             constraint=constraint,
         )  # fmt: skip
         sequence = Sequence(
-            own,
+            sampler.ids,
             parent.params,
             parent.limit,
             sampler,
@@ -194,8 +194,8 @@ class Engine:
         logits[:, self.vocab :] = -np.inf
         if len(batch.rows) > len(ready):
             logits = score(work, logits)
-        self.scheduler.ran(work)
         sampled = sample(logits, [sequence.sampler for sequence in ready], self.executor.pool)
+        self.scheduler.ran(work)
         return [self.advance(sequence, one) for sequence, one in zip(ready, sampled, strict=True)] + self.expire()
 
     def _start(self, work: Work) -> None:
@@ -246,7 +246,6 @@ class Engine:
                 sampled.fix += "; or keys or values overflow the float16 cache: try kv='bf16' or kv='f32' (--kv bf16)"
             return Event(sequence, None, "error", sampled)
         token = sampled.token
-        sequence.ids.append(token)
         sequence.latest = self.clock()
         if sequence.first is None:
             sequence.first = sequence.latest
@@ -265,7 +264,7 @@ class Engine:
             if sequence.finish is None:
                 self.end(sequence, "deadline")
                 reason = f"the time is up after {len(sequence.ids) - sequence.prompt} new tokens"
-                error = DeadlineError(reason, where="deadline", fix="allow more time, or lower max_tokens")
+                error = DeadlineError(reason, where="timeout", fix="allow more time, or lower max_tokens")
                 events.append(Event(sequence, None, "deadline", error))
         return events
 

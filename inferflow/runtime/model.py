@@ -17,7 +17,7 @@ from ..weights.open import open_source
 from ..weights.quantised import QuantisedSource
 from ..weights.source import Source
 
-__all__ = ["Model", "Quant", "load_model"]
+__all__ = ["Model", "Quant", "context_length", "end_tokens", "load_model"]
 
 Quant = str | Path | Mapping[str, Any] | Choice | None
 
@@ -52,6 +52,14 @@ def context_length(model: Model) -> tuple[int | None, int | None]:
     made_for = next((int(n) for n in stated if isinstance(n, int | float) and not isinstance(n, bool) and n >= 1), None)
     tables = [n for n in model.graph.nodes if n.op == "embed" and n.inputs == (model.graph.inputs["positions"],)]
     return made_for, min((n.params["rows"].size - n.params["offset"] for n in tables), default=None)
+
+
+def end_tokens(config: Mapping[str, Any]) -> frozenset[int]:
+    """The ids that end an answer, as config.json and generation_config.json declare them."""
+    generation = config.get("generation")
+    declared = [table.get("eos_token_id") for table in (config, generation) if isinstance(table, Mapping)]
+    flat = [i for d in declared for i in (d if isinstance(d, list) else [d])]
+    return frozenset(i for i in flat if isinstance(i, int))
 
 
 def choose_spec(source: Source, spec: str | Path | None, config: Mapping[str, Any]) -> tuple[Spec, Mapping[str, Any]]:

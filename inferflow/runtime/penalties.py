@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from .sampling_params import SamplingParams
 
-__all__ = ["AntiLM", "Repeats", "adjusts", "forbidden", "penalise"]
+__all__ = ["AntiLM", "Counts", "Repeats", "adjusts", "forbidden", "penalise"]
 
 Array = np.ndarray
 
@@ -25,25 +26,22 @@ def adjusts(p: SamplingParams) -> bool:
 
 
 def penalise(
-    logits: Array, p: SamplingParams, seen: Array, generated: Counter[int], repeats: Repeats | None = None
+    logits: Array, p: SamplingParams, seen: Counts | None, generated: Counts | None, repeats: Repeats | None
 ) -> None:
-    """Changes `logits` [vocab] in place, in this order: bias, repetition, frequency and presence, DRY.
+    """Changes `logits` [vocab] in place, in this order: bias, repetition, frequency and presence, DRY; the last three where
+    there are the tokens of prompt and answer (`seen`), of the answer (`generated`), and the text's `repeats`.
 
-    `seen`: the different tokens of prompt and answer, int64; `generated`: how often each came in the answer; `repeats`: the
-    text's, where DRY is on.
     Repetition (Keskar et al. 2019, arXiv:1909.05858) counts the prompt, frequency and presence (OpenAI) do not.
     """
     if p.logit_bias:
         biased = np.fromiter(p.logit_bias, np.int64, len(p.logit_bias))
         logits[biased] += np.fromiter(p.logit_bias.values(), np.float32, len(biased))
-    if p.repetition_penalty != 1:
-        here = logits[seen]
-        penalty = np.float32(p.repetition_penalty)
-        logits[seen] = np.where(here > 0, here / penalty, here * penalty)
-    if (p.frequency_penalty != 0 or p.presence_penalty != 0) and generated:
-        tokens = np.fromiter(generated, np.int64, len(generated))
-        counts = np.fromiter(generated.values(), np.float32, len(generated))
-        logits[tokens] -= counts * np.float32(p.frequency_penalty) + np.float32(p.presence_penalty)
+    if seen is not None:
+        tokens, penalty = seen.tokens, np.float32(p.repetition_penalty)
+        here = logits[tokens]
+        logits[tokens] = np.where(here > 0, here / penalty, here * penalty)
+    if generated is not None:
+        logits[generated.tokens] -= generated.counts * np.float32(p.frequency_penalty) + np.float32(p.presence_penalty)
     if repeats is not None:
         for token, length in repeats.longest().items():
             power = p.dry_base ** (length - p.dry_allowed_length)
@@ -54,6 +52,34 @@ def forbidden(p: SamplingParams, ids: Sequence[int]) -> list[int]:
     """The last tokens of those `bad_token_ids` whose others are what the text ends with."""
     words = [word if isinstance(word, Sequence) else (word,) for word in p.bad_token_ids]
     return [w[-1] for w in words if len(w) == 1 or tuple(ids[-(len(w) - 1) :]) == tuple(w[:-1])]
+
+
+class Counts:
+    """How often each token of a text came. No step walks over the text: its tokens are kept as they are asked for."""
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self._places: dict[int, int] = {}
+        self._tokens, self._counts = array("q"), array("f")
+        for token in ids:
+            self.push(token)
+
+    @property
+    def tokens(self) -> Array:
+        """The different tokens, int64 [n]."""
+        return np.array(self._tokens, np.int64)
+
+    @property
+    def counts(self) -> Array:
+        """How often each of `tokens` came, float32 [n]."""
+        return np.array(self._counts, np.float32)
+
+    def push(self, token: int) -> None:
+        """The text goes on with `token`."""
+        place = self._places.setdefault(token, len(self._tokens))
+        if place == len(self._tokens):
+            self._tokens.append(token)
+            self._counts.append(0)
+        self._counts[place] += 1
 
 
 class Repeats:
@@ -113,17 +139,21 @@ class AntiLM:
     Method for Neural Text Generation (2023), arXiv:2305.12675."""
 
     def __init__(self, n: int, beta: float, ids: Iterable[int] = ()) -> None:
+        self.n = n
         self.beta = beta
-        self.counts: list[dict[tuple[int, ...], Counter[int]]] = [{} for _ in range(n)]  # by the length of the context
+        self.counts: dict[tuple[int, ...], Counter[int]] = {}  # of what came after each context of up to n - 1 tokens
+        self.totals: Counter[tuple[int, ...]] = Counter()
         self.tail: list[int] = []
         for token in ids:
             self.push(token)
 
     def push(self, token: int) -> None:
         """The text goes on with `token`."""
-        for length, counts in enumerate(self.counts[: len(self.tail) + 1]):
-            counts.setdefault(self.context(length), Counter())[token] += 1
-        self.tail = [*self.tail, token][1 - len(self.counts) :] if len(self.counts) > 1 else []
+        for length in range(len(self.tail) + 1):
+            context = self.context(length)
+            self.counts.setdefault(context, Counter())[token] += 1
+            self.totals[context] += 1
+        self.tail = [*self.tail, token][1 - self.n :] if self.n > 1 else []
 
     def context(self, length: int) -> tuple[int, ...]:
         return tuple(self.tail[len(self.tail) - length :])
@@ -131,16 +161,17 @@ class AntiLM:
     def probability(self, token: int) -> float:
         """How much the text so far would make one expect `token` next: each order takes the share `beta` of what the longer
         ones, where they know the token, have left. One is added to an n-gram's total: what was seen once counts half."""
-        if len(self.tail) < len(self.counts) - 1:
+        if len(self.tail) < self.n - 1:
             return 0.0
         left, score = 1.0, 0.0
-        for length in range(len(self.counts) - 1, -1, -1):
-            counts = self.counts[length].get(self.context(length))
-            if counts is None or not counts[token]:
+        for length in range(self.n - 1, -1, -1):
+            context = self.context(length)
+            count = self.counts[context][token] if context in self.counts else 0
+            if not count:
                 continue
             if length:
-                score += left * self.beta * counts[token] / (counts.total() + 1)
+                score += left * self.beta * count / (self.totals[context] + 1)
             else:
-                score += left * counts[token] / counts.total()
+                score += left * count / self.totals[context]
             left *= 1 - self.beta
         return score

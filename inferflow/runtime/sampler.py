@@ -8,8 +8,6 @@ sequence changes neither its tokens nor their log-probabilities.
 from __future__ import annotations
 
 import hashlib
-from array import array
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -18,7 +16,7 @@ import numpy as np
 from ..errors import InferflowError, UnsupportedError
 from ..kernels.native import Pool
 from .filters import Scores, choose, draw, fold, largest, totals
-from .penalties import AntiLM, Repeats, adjusts, forbidden, penalise
+from .penalties import AntiLM, Counts, Repeats, adjusts, forbidden, penalise
 from .sampling_params import SamplingParams
 
 __all__ = [
@@ -69,7 +67,7 @@ class SamplerState:
 
     It can be made again from (params, prompt, generated), so an answer survives preemption and restarts; but for mirostat,
     whose `mu` follows from the surprises of the tokens and must be handed on. `ends`: ids that end the text, which
-    `min_tokens` forbids. `constraint`: the structure asked for, at its beginning.
+    `min_tokens` forbids. `constraint`: the structure asked for, at its beginning. `ids`: the text so far.
     """
 
     def __init__(
@@ -82,13 +80,13 @@ class SamplerState:
         self.params = params
         self.seed = seed
         self.index = index
-        self.ids = array("q", prompt)
+        self.ids = list(prompt)
         self.prompt = len(self.ids)
         self.ends = sorted({*ends, *params.stop_token_ids})
         self.constraint = constraint
         self.mu = 2 * params.mirostat_tau if mu is None else mu
-        self.counts: Counter[int] = Counter()  # of the answer
-        self.seen = dict.fromkeys(self.ids)
+        self.seen = Counts(self.ids) if params.repetition_penalty != 1 else None
+        self.generated = Counts() if params.frequency_penalty != 0 or params.presence_penalty != 0 else None
         self.anti = AntiLM(params.fsd_n, params.fsd_beta, self.ids) if params.fsd_alpha > 0 else None
         self.repeats = Repeats(params, self.ids) if params.dry_multiplier > 0 else None
         self.adjusts = constraint is not None or adjusts(params)
@@ -103,12 +101,9 @@ class SamplerState:
 
     def _append(self, token: int) -> None:
         self.ids.append(token)
-        self.counts[token] += 1
-        self.seen[token] = None
-        if self.anti is not None:
-            self.anti.push(token)
-        if self.repeats is not None:
-            self.repeats.push(token)
+        for followed in (self.seen, self.generated, self.anti, self.repeats):
+            if followed is not None:
+                followed.push(token)
         if self.constraint is not None and token not in self.ends:
             self.constraint.push(token)
 
@@ -123,8 +118,7 @@ class SamplerState:
     def adjusted(self, logits: Array) -> Array:
         """The logits after bias and penalties, forbidden tokens at -inf; a copy. Raises the constraint's InferflowError."""
         p, out = self.params, logits.copy()
-        seen = np.fromiter(self.seen, np.int64, len(self.seen) if p.repetition_penalty != 1 else 0)
-        penalise(out, p, seen, self.counts, self.repeats)
+        penalise(out, p, self.seen, self.generated, self.repeats)
         if p.allowed_token_ids is not None:
             rest = np.ones(len(out), bool)
             rest[list(p.allowed_token_ids)] = False

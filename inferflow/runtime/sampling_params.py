@@ -159,8 +159,7 @@ def _checks(p: SamplingParams) -> Iterator[tuple[str, bool, str]]:
     yield "min_tokens", whole(p.min_tokens, 0), "a whole number, 0 for off"
     yield "n", whole(p.n, 1, 128), "a whole number from 1 to 128"
     strings: object = p.stop
-    good = isinstance(strings, tuple) and len(strings) <= 64
-    good = good and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP for s in strings)
+    good = isinstance(strings, tuple) and len(strings) <= 64 and all(map(_stop, strings))
     yield "stop", good, f"up to 64 strings, of 1 to {MAX_STOP} characters"
     yield "stop_token_ids", _ids(p.stop_token_ids), "a list of token ids"
     yield "dry_breaker_ids", _ids(p.dry_breaker_ids), "a list of token ids"
@@ -231,6 +230,10 @@ def whole(value: object, low: int, high: int = (1 << 63) - 1) -> bool:
 
 def _ids(value: object) -> bool:
     return isinstance(value, tuple) and len(value) <= MAX_IDS and all(whole(i, 0) for i in value)
+
+
+def _stop(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_STOP
 
 
 def _source(value: object) -> bool:

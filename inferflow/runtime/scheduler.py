@@ -23,6 +23,7 @@ from .blocks import BlockPool, chain
 from .executor import Cache
 from .policies import Policy
 from .policies import policy as policy_of
+from .sampling_params import whole
 from .sequence import Sequence
 from .swap import SwapFile, copy_block
 
@@ -53,8 +54,7 @@ class Options:
         for name, smallest in least.items():
             value = getattr(self, name)
             optional = name not in ("budget", "swap_bytes")
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= smallest
-            if not whole and not (optional and value is None):
+            if not whole(value, smallest) and not (optional and value is None):
                 fix = f"it must be a whole number from {smallest}" + " or None" * optional
                 raise ArgumentError(f"it is {show(value)}", where=name, fix=fix)
 

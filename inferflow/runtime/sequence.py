@@ -16,7 +16,8 @@ __all__ = ["Event", "Sequence"]
 
 @dataclass(eq=False)
 class Sequence:
-    """One request. `ids` is the prompt and what came after it; `past` how many of them are in the cache.
+    """One request. `ids` is the prompt and what came after it, the list of its `sampler`; `past` how many of them are in the
+    cache.
 
     It is resident while it has a `slot`; else it waits, with its keys and values `saved` or to be computed.
     """
@@ -42,7 +43,7 @@ class Sequence:
     saved: Saved | None = None
     cached: int | None = None  # tokens that were in the cache when it first started
     finish: str | None = None
-    inbox: deque[Event] = field(default_factory=deque)  # for its owner: who steps the engine may be somebody else
+    inbox: deque[Event] = field(default_factory=deque)  # of its owner, who may be another than who steps the engine
     owner: ReferenceType[Any] | None = None
     prompt_logprobs: list[tuple[int, float, Top]] | None = (
         None  # of its prompt's tokens but the first, where it asks for them

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
+from io import FileIO
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class SwapFile:
         self.rows = capacity // self.row_bytes
         self.process = 0
         self.free: list[int] = []
-        self.file: IO[bytes]
+        self.file: FileIO
 
     def save(self, blocks: Sequence[int], slot: int) -> Saved | None:
         """Write the sequence with these blocks and this slot; None where the file, or the disk, is full."""
@@ -55,8 +56,9 @@ class SwapFile:
             for row, piece in zip(saved.rows, pieces, strict=True):
                 self.file.seek(row * self.row_bytes)
                 for array in piece:
-                    self.file.write(array.data)
-        except OSError:  # the disk is full: whoever asked computes it again
+                    if self.file.write(array.data) < array.nbytes:
+                        raise OSError(errno.ENOSPC, "the disk is full")
+        except OSError:  # whoever asked computes it again
             self.drop(saved)
             return None
         return saved
@@ -66,7 +68,7 @@ class SwapFile:
         for row, piece in zip(saved.rows, self._pieces(blocks, slot), strict=True):
             self.file.seek(row * self.row_bytes)
             for array in piece:
-                self.file.readinto(array.data)  # type: ignore[attr-defined]  # unbuffered or not, every binary file has it
+                self.file.readinto(array.data)
         self.drop(saved)
 
     def holds(self, saved: Saved) -> bool:
@@ -88,5 +90,6 @@ class SwapFile:
     def _open(self) -> None:
         self.process = os.getpid()
         self.free = list(range(self.rows - 1, -1, -1))
-        self.file = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
+        # Unbuffered: what the disk cannot take is known at once, and not when something else is read.
+        self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # it lives as long as this object
         weakref.finalize(self, self.file.close)

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from ..errors import did_you_mean
+from ..runtime.sampling_params import whole
 from ..spec.expression import show
 from .errors import ApiError, ClientGoneError, bad
 
@@ -25,8 +26,9 @@ HARMLESS = frozenset([
 ])  # fmt: skip
 # Fields whose meaning is known and not served, with the values that ask for nothing.
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
-    "echo": (False,), "suffix": ("",), "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (), "functions": ([],),
-    "function_call": ("none", "auto"), "use_beam_search": (False,), "length_penalty": (1, 1.0), "early_stopping": (False,),
+    "echo": (False,), "suffix": ("",), "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (),
+    "functions": ([],), "function_call": ("none", "auto"), "use_beam_search": (False,), "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "truncate_prompt_tokens": (),
     "continue_final_message": (False,), "documents": (), "chat_template": (), "prompt_embeds": (), "logits_processors": ([],),
     "guided_whitespace_pattern": (), "mm_processor_kwargs": (), "xtc_probability": (0, 0.0), "top_a": (0, 0.0), "lora": (),
@@ -116,8 +118,7 @@ class Fields:
 
     def whole(self, name: str, low: int, high: int) -> int | None:
         value = self.take(name)
-        good = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        if value is not None and not good:
+        if value is not None and not whole(value, low, high):
             raise bad(self.at + name, f"it is {show(value)}", f"it must be a whole number from {low} to {high}")
         return value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -66,6 +67,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.asked.is_set():
             self.should_exit = self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # what it cuts off now is no error
             signal.signal(sig, signal.SIG_DFL)  # a third one ends the process
         self.loop.call_soon_threadsafe(self.asked.set)
 

@@ -22,7 +22,7 @@ SAME = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length",
     "dry_penalty_last_n", "fsd_alpha", "fsd_k", "fsd_n", "fsd_beta", "fsd_random", "n", "stop", "stop_token_ids", "ignore_eos",
-    "min_tokens", "allowed_token_ids", "max_tokens",
+    "min_tokens", "allowed_token_ids", "max_tokens", "dry_breaker_ids",
 )  # fmt: skip
 MAX_TOP = 20  # log-probabilities beside a token's own, as OpenAI has it: they are made on the loop
 MAX_BAD_WORDS = 1000
@@ -33,12 +33,11 @@ MAX_CHOICES = 10_000
 @dataclass
 class Asked:
     """What a request asks for. `values` are for SamplingParams; `bad_words` still are text; `names` lead from SamplingParams'
-    names to the request's. `score_only`: no new token is wanted, though one must be made."""
+    names to the request's."""
 
     values: dict[str, Any]
     bad_words: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
-    score_only: bool = False
 
     def params(self, tokenizer: Tokenizer | None) -> SamplingParams:
         """Raises ArgumentError. Encodes `bad_words`, so it belongs off the loop."""
@@ -113,6 +112,9 @@ def _structures(fields: Fields) -> list[tuple[str, Any, str]]:
             found.append(("json_schema", {"type": "object"}, f"{at}{prefix}json_object"))
         if table is wrapped:
             table.done()
+    for kind in ("json_schema", "regex", "grammar"):  # as SamplingParams calls them
+        source = fields.take(kind)
+        found += _known(kind, _schema(source, kind) if kind == "json_schema" else source, kind)
     form = fields.table("response_format")
     if form is not None:
         found += _known("json_schema", _response_format(form), "response_format")

@@ -211,10 +211,10 @@ def prompt_logprobs(scored: Sequence[TokenLogprob | None], words: Words) -> list
     return made
 
 
-def usage(completions: Sequence[Completion], counted: bool = True) -> dict[str, Any]:
-    """Tokens in and out; a prompt counts once, however many answers it has. `counted`: whether the answers are given."""
+def usage(completions: Sequence[Completion]) -> dict[str, Any]:
+    """Tokens in and out; a prompt counts once, however many answers it has."""
     prompt = sum(len(one.prompt_ids) for one in completions)
-    new = sum(len(choice.ids) for one in completions for choice in one.choices) if counted else 0
+    new = sum(len(choice.ids) for one in completions for choice in one.choices)
     return {
         "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in completions)},

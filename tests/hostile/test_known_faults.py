@@ -125,17 +125,24 @@ def want(shared: LLM) -> tuple[list[Completion], Completion]:
     [
         Options(budget=32),
         Options(budget=9, policy="mlfq", swap_bytes=1 << 20),
-        Options(budget=64, swap_bytes=1 << 16, prefix_cache=False),
+        Options(budget=64, swap_bytes=1 << 15, prefix_cache=False),
     ],
-    ids=["computed again", "swapped", "a small file"],
+    ids=["computed again", "swapped", "some of both"],
 )
 def test_preempted_requests_lose_nothing(
     folder: Path, want: tuple[list[Completion], Completion], options: Options
 ) -> None:
     """Seeds, penalties, structures, log-probabilities, several answers, beams, stops: in a cache for one, from many threads,
-    every answer is that of each alone."""
+    whoever is thrown out, every answer is that of each alone."""
     with LLM(folder, threads=1, slots=1, max_model_len=300, options=options) as llm:
         got: dict[int, Any] = {}
+        scheduler = llm.engine.scheduler
+
+        def throw_out(_: Any) -> None:
+            if scheduler.totals.steps % 10 == 0 and scheduler.running:
+                scheduler.preempt(scheduler.running[scheduler.totals.steps // 10 % len(scheduler.running)])
+
+        llm.listeners.append(throw_out)
 
         def ask(number: int) -> None:
             prompt, asked = JOBS[number]
@@ -151,7 +158,8 @@ def test_preempted_requests_lose_nothing(
             thread.start()
         for thread in threads:
             thread.join()
-        assert llm.engine.scheduler.totals.preempted
+        assert scheduler.totals.preempted > 10
+        assert (scheduler.totals.swapped > 0) == (options.swap_bytes > 0)
         assert [got[n] for n in range(len(JOBS))] == want[0]
         assert got[-1].choices == want[1].choices
         idle(llm)

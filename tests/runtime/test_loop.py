@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from inferflow.errors import ArgumentError, DeadlineError, QueueFullError
+from inferflow.runtime import engine as engine_module
 from inferflow.runtime.blocks import BlockPool, chain, root
 from inferflow.runtime.engine import Engine, Options, Sequence
 from inferflow.runtime.memory import free_memory, plan_memory
@@ -184,24 +186,42 @@ def test_an_aborted_prefix_is_known() -> None:
     assert (totals.asked, totals.cached) == (40, 16)
 
 
-def test_a_step_that_raises_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["run", "sample"])
+def test_a_step_that_raises_is_done_again(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     engine = mock_engine(8, budget=6)
     sequences = [engine.add([n] * 7, ask(6)) for n in range(3)]
-    run = engine.executor.run
+    owner: Any = engine.executor if part == "run" else engine_module
+    works = getattr(owner, part)
     failures = [True, False, False, True, True] * 20
 
     def failing(*args: Any) -> Any:
         if failures and failures.pop():
             raise KeyboardInterrupt
-        return run(*args)
+        return works(*args)
 
-    monkeypatch.setattr(engine.executor, "run", failing)
+    monkeypatch.setattr(owner, part, failing)
     while engine.running or engine.waiting:
         try:
             engine.step()
         except KeyboardInterrupt:
             check(engine)
     assert [s.ids for s in sequences] == [alone([n] * 7, 6) for n in range(3)]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no disk that is always full")
+def test_where_the_disk_is_full_sequences_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**options: Any) -> Any:
+        return open("/dev/full", "r+b", **options)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    engine = mock_engine(64, swap_bytes=1 << 16)
+    sequences = [engine.add([n] * 9, ask(8)) for n in range(3)]
+    engine.step()
+    for sequence in sequences[:2]:
+        engine.scheduler.preempt(sequence)
+        assert sequence.saved is None
+    list(engine.run())
+    assert [s.ids for s in sequences] == [alone([n] * 9, 8) for n in range(3)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")

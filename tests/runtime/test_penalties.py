@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
-from inferflow.runtime.penalties import AntiLM, Repeats, forbidden, penalise
+from inferflow.runtime.penalties import AntiLM, Counts, Repeats, forbidden, penalise
 from inferflow.runtime.sampling_params import SamplingParams
 
 PROMPT, ANSWER = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]
@@ -15,7 +13,7 @@ PROMPT, ANSWER = [3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]
 
 def penalised(x: np.ndarray, **options: object) -> np.ndarray:
     out = x.copy()
-    penalise(out, SamplingParams(**options), np.asarray(sorted(set(PROMPT + ANSWER))), Counter(ANSWER))  # type: ignore[arg-type]
+    penalise(out, SamplingParams(**options), Counts(PROMPT + ANSWER), Counts(ANSWER), None)  # type: ignore[arg-type]
     return out
 
 
@@ -85,10 +83,10 @@ def test_dry_penalises_by_the_power_of_the_length() -> None:
     x = np.zeros(9, np.float32)
     params = SamplingParams(dry_multiplier=0.5, dry_base=2.0)
     ids = [1, 2, 3, 4, 1, 2, 3]
-    penalise(x, params, np.asarray([1, 2, 3, 4]), Counter(), Repeats(params, ids))
+    penalise(x, params, None, None, Repeats(params, ids))
     np.testing.assert_allclose(x, [0, 0, 0, 0, -0.5 * 2.0 ** (3 - 2), 0, 0, 0, 0])
     x[:] = 0
-    penalise(x, params, np.asarray([1]), Counter(), Repeats(params, [1] * 3000))
+    penalise(x, params, None, None, Repeats(params, [1] * 3000))
     assert np.isfinite(x).all()
     assert x[1] <= -1e8
 

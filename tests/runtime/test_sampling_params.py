@@ -16,7 +16,8 @@ NAN = float("nan")
     [
         ("temperature", -1), ("temperature", NAN), ("temperature", "hot"), ("temperature", True), ("temperature", 1e4),
         ("top_k", -2), ("top_k", 1.5), ("top_p", 0), ("top_p", 1.1), ("min_p", 1), ("min_p", -0.1), ("seed", -1),
-        ("seed", 1 << 64), ("max_tokens", 0), ("max_tokens", True), ("stop", [""]), ("stop", [3]), ("stop", 3), ("stop", ["x" * 1001]), ("stop", ["x"] * 65),
+        ("seed", 1 << 64), ("max_tokens", 0), ("max_tokens", True), ("stop", [""]), ("stop", [3]), ("stop", 3),
+        ("stop", ["x" * 1001]), ("stop", ["x"] * 65),
         ("n", 0), ("n", 1.0), ("min_tokens", -1), ("typical_p", 0), ("typical_p", "x"), ("tfs_z", 2), ("mirostat", 1),
         ("mirostat", 3), ("mirostat_tau", 0), ("mirostat_eta", NAN), ("repetition_penalty", 0), ("repetition_penalty", -1.2),
         ("presence_penalty", 2.1), ("frequency_penalty", -3), ("dry_multiplier", -1), ("dry_base", 0.5),
