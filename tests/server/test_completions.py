@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,23 @@ def test_names_that_other_servers_have(client: Client, llm: LLM) -> None:
     penalised = {"repetition_penalty": 3.0, "presence_penalty": 1.5, "frequency_penalty": 1.5}
     own = llm.generate("hello", max_tokens=8, ignore_eos=True, **penalised).text
     assert client.ask(PATH, prompt="hello", **GREEDY, **penalised)["choices"][0]["text"] == own
+
+
+def test_zeros_are_no_absences(start: Start, folder: Path, tmp_path: Path) -> None:
+    """Where the model's own defaults are something else, a zero is what was asked for."""
+    path = shutil.copytree(folder, tmp_path / "hot")
+    (path / "generation_config.json").write_text(json.dumps({"temperature": 5.0, "top_k": 1, "max_new_tokens": 3}))
+    hot = Client(start("-m", str(path)))
+    ask: dict[str, Any] = {"prompt": "hello", "ignore_eos": True, "max_tokens": 8}
+    greedy = hot.ask(PATH, **ask)["choices"][0]["text"]
+    assert hot.ask(PATH, **ask, temperature=0, top_k=0)["choices"][0]["text"] == greedy
+    wild = [hot.ask(PATH, **ask, top_k=0, seed=0)["choices"][0]["text"] for _ in range(2)]
+    assert wild[0] == wild[1] != greedy
+    scores = hot.ask(PATH, **ask, logprobs=0)["choices"][0]["logprobs"]
+    assert len(scores["token_logprobs"]) == 8
+    assert {len(table) for table in scores["top_logprobs"]} == {1}
+    for name in ("top_p", "max_tokens", "n", "timeout", "repetition_penalty"):
+        assert hot.post(PATH, {**ask, name: 0}).json()["error"]["param"] == name
 
 
 def test_prompt_logprobs(client: Client) -> None:
