@@ -78,7 +78,7 @@ class Engine:
         self.ropes = [node.params for node in graph.nodes if node.op == "rope"]
 
     def again(self) -> Engine:
-        """Another, empty one in its place."""
+        """A new one with the same settings and an empty cache."""
         return Engine(
             self.graph, self.executor, max_len=self.max_len, eos=self.eos, blocks=self.plan.blocks,
             options=self.options, clock=self.clock, vocab=self.vocab,
