@@ -85,7 +85,7 @@ def token_ids(prompt: Any) -> list[int]:
 
 
 def _no_prompt(value: object) -> ArgumentError:
-    fix = "pass text, or a list of ints; several prompts are a list of those: [[1, 2], [3]]"
+    fix = "pass text, or a list of ints; LLM.generate takes several, too: [[1, 2], [3]]"
     return ArgumentError(f"{show(value)} is none: a prompt is a str or a list of token ids", where="prompt", fix=fix)
 
 

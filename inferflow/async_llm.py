@@ -214,7 +214,9 @@ class AsyncLLM:
     async def close(self, drain: float | None = None) -> None:
         """Admit nothing more, give what runs `drain` seconds, end the rest with ClosedError, close the model. Idempotent."""
         with self._changed:
-            self._refusal = self._refusal or ClosedError("the model is being closed", fix="ask another server")
+            self._refusal = self._refusal or ClosedError(
+                "the model is closed, or about to be", fix="open it again, or ask another server"
+            )
         await asyncio.to_thread(self._stop, drain or 0.0)
 
     async def __aenter__(self) -> AsyncLLM:

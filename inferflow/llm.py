@@ -204,6 +204,10 @@ class LLM:
         """Token ids of plain text, with what the model declares around it (BOS)."""
         return self._need_tokenizer().encode(text)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        return self._need_tokenizer().decode(token_ids(ids))
+
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The token ids of a conversation, ready for the answer. What users wrote never becomes a control token."""
         return encode_chat(self._need_tokenizer(), messages)
@@ -223,11 +227,7 @@ class LLM:
     def _structures(self) -> StructureCompiler:
         from .runtime.structured import StructureCompiler
 
-        known = self._need_tokenizer()
-        pieces = [known.piece(i) for i in range(known.vocab_size)]
-        return StructureCompiler(
-            pieces, known.special_ids, self.eos_ids, lambda text: known.encode(text, add_bos=False)
-        )
+        return StructureCompiler.of(self._need_tokenizer(), self.eos_ids)
 
     # ------------------------------------------------------------------ the loop
 

@@ -30,6 +30,7 @@ def test_a_fact(llm: LLM) -> None:
     assert (answer.text, answer.finish) == ("The capital of France is Paris.", "stop")
     raw = llm.generate("The capital of France is", max_tokens=1)
     assert (raw.text, raw.finish, len(raw.ids)) == (" Paris", "length", 1)
+    assert llm.decode(raw.ids) == " Paris"
 
 
 def test_a_stream_is_the_answer(llm: LLM) -> None:

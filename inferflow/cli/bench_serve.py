@@ -86,12 +86,12 @@ def agreement(ctx: click.Context, parameter: click.Parameter, value: str) -> SLA
         prompt = output = 0.0
     if not (0 < prompt < 1e9 and 0 < output < 1e9):
         raise click.BadParameter(
-            f"'{value[:80]}' is none: write 512:4, tokens a second of the prompt and of the answer"
+            f"'{value[:80]}' is no SLA: write 512:4, tokens a second of the prompt and of the answer"
         )
     return SLA(prompt, output)
 
 
-@click.command()
+@click.command(short_help="Put load on a model, or on a server.")
 @model_options
 @spec_option
 @engine_options
@@ -183,6 +183,7 @@ def measured(
     loads, done = [], 0
     total = len(points) * options["repeat"] * len(drivers)
     with steps_line(sys.stderr, "measuring") as step:
+        step(0, total)
         for number, point in enumerate(points):
 
             def make(n: int, number: int = number, point: Mapping[str, Any] = point) -> Workload:

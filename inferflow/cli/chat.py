@@ -46,10 +46,11 @@ _HELP = '''\
 /system TEXT    set the system message; without TEXT: have none
 /retry          answer the last message again
 /undo           forget the last message and its answer
-/set NAME VALUE set an option such as temperature; without them: show all
+/set NAME VALUE set an option such as temperature (none: as if never set);
+                without VALUE: show it; without both: show all
 /save FILE      write the conversation to FILE, as JSON
 /load FILE      go on with one that was saved
-/exit           leave (so does Ctrl-D); Ctrl-C stops an answer
+/exit, /quit    leave (so does Ctrl-D); Ctrl-C stops an answer
 A line that ends in \\ goes on; lines between """ and """ are one message.'''
 
 
@@ -229,19 +230,19 @@ class Chat:
         flags = sampling_flags(click.get_current_context().command)
         name, _, text = rest.partition(" ")
         key = name.replace("_", "-")
-        if not name:
-            for key, option in flags.items():
-                click.echo(f"{key} {getattr(self.params, str(option.name))}", err=True)
-            return
-        if key not in flags:
+        if name and key not in flags:
             fix = did_you_mean(key, flags) or f"there are {', '.join(flags)}"
             raise ArgumentError(f"there is no option '{name}'", where="/set", fix=fix)
-        self.params = replaced(self.params, flags[key], text.strip())
+        if text.strip():
+            self.params = replaced(self.params, flags[key], text.strip())
+            return
+        for shown in [key] if name else flags:
+            click.echo(f"{shown} {getattr(self.params, str(flags[shown].name))}", err=True)
 
 
 _COMMANDS: Mapping[str, Callable[[Chat, str], None]] = {
     "help": Chat.help, "reset": Chat.reset, "system": Chat.system, "retry": Chat.retry, "undo": Chat.undo, "set": Chat.set,
-    "save": Chat.save, "load": Chat.load, "exit": Chat.exit,
+    "save": Chat.save, "load": Chat.load, "exit": Chat.exit, "quit": Chat.exit,
 }  # fmt: skip
 
 
@@ -296,7 +297,7 @@ def replaced(params: SamplingParams, option: click.Option, text: str) -> Samplin
         if text != "none":
             value = option.type.convert(text, option, None)
     except click.BadParameter as error:
-        raise ArgumentError(error.message, where=f"/set {name}", fix="see inferflow chat --help") from None
+        raise ArgumentError(error.message.rstrip("."), where=f"/set {name}", fix="see inferflow chat --help") from None
     values: dict[str, Any] = {name: (value,) if option.multiple and text != "none" else value}
     with naming(**{name: f"/set {name}"}):
         return replace(params, **values)

@@ -73,7 +73,7 @@ class Timer:
 @click.option("--stats/--no-stats", default=None, help="Figures on stderr at the end. Default: on a terminal.")
 def generate(prompt: str | None, **options: Any) -> None:
     """Continue PROMPT (or answer it, with a chat model), greedily unless told otherwise. Without PROMPT, or with ``-``, it is
-    read from stdin."""
+    read from stdin; a message does not get the line end that ``echo`` adds."""
     text = read_prompt(prompt)
     params = sampling_params(options)  # refused early
     path = find_model(options["model"], options["offline"])
@@ -82,6 +82,8 @@ def generate(prompt: str | None, **options: Any) -> None:
         templated = options["chat"]
         if templated is None:
             templated = bool(llm.tokenizer and llm.tokenizer.chat_template)
+        if templated and prompt in (None, "-"):
+            text = text.removesuffix("\n").removesuffix("\r")
         ids = prompt_ids(llm, text, templated, options["system"])
         report = {"model": str(llm.path), "spec": llm.model.spec.name, "prompt": text, "chat": templated}
         report |= run(llm, ids, params, quiet=options["as_json"])

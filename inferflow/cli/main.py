@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from inferflow import __version__
-from inferflow.errors import ArgumentError, InferflowError, one_line, system_error
+from inferflow.errors import ArgumentError, InferflowError, did_you_mean, one_line, system_error
 
 from .config import place_of, use_config
 from .effective import configured
@@ -62,6 +62,17 @@ class _Lazy(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            close = did_you_mean(args[0], _COMMANDS)
+            if not close or not error.message.startswith("No such command"):
+                raise
+            raise click.UsageError(f"No such command '{args[0]}' ({close})", ctx) from None
+
 
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="inferflow")
@@ -85,10 +96,15 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(status if isinstance(status, int) else 0)
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except click.Abort:
+        sys.exit(130)  # of a Ctrl-C; click has ended the line
+    except KeyboardInterrupt:
         click.echo(err=True)
         sys.exit(130)
     except click.ClickException as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # since click 8.2
+            error.show()  # the help, which has many lines
+            sys.exit(2)
         ctx, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
         place = place_of(ctx, parameter)
         click.UsageError(one_line(f"{place and place + ': '}{error.format_message()}"), ctx).show()

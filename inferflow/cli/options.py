@@ -43,7 +43,7 @@ __all__ = [
     "sampling_options",
     "sampling_params",
     "spec_option",
-    "tell_fallbacks",
+    "tell_doubts",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -111,9 +111,10 @@ def sampling_options(most: str, kind: type[click.Option] = click.Option) -> Call
     has at most, where nobody says it."""
     positive = click.IntRange(min=1)
     likeliest = "Keep the likeliest tokens that hold this much probability."
+    greedy = "the model's, or 0.0" if issubclass(kind, Recommended) else True
     options: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         (("-n", "--max-tokens"), {"type": positive, "help": f"New tokens at most. Default: {most}."}),
-        (("--temperature",), {"type": float, "default": 0.0, "show_default": True, "help": "0 is greedy."}),
+        (("--temperature",), {"type": float, "default": 0.0, "show_default": greedy, "help": "0 is greedy."}),
         (("--top-k",), {"type": int, "default": 0, "help": "Keep the k likeliest tokens (0: all)."}),
         (("--top-p",), {"type": float, "default": 1.0, "help": likeliest}),
         (("--min-p",), {"type": float, "default": 0.0, "help": "Drop tokens below this share of the likeliest's probability."}),
@@ -187,7 +188,7 @@ def open_llm(
         llm.close()
         reason = f"a sequence would have {max_model_len} tokens, and {path.name} was made for {made_for}"
         raise ArgumentError(reason, where=length, fix="lower it")
-    tell_fallbacks(llm)
+    tell_doubts(llm)
     return llm
 
 
@@ -203,9 +204,17 @@ def opening(options: Mapping[str, Any], **flags: str) -> Iterator[dict[str, Any]
         click.echo(f"warning: {one_line(str(warning.message))}", err=True)
 
 
-def tell_fallbacks(llm: LLM) -> None:
-    """Which matrices do not have the format asked for."""
-    for text in fallback_lines(llm.model.weights.fallbacks):
+def tell_doubts(llm: LLM) -> None:
+    """Which matrices do not have the format asked for; and that sequences may become longer than the model was made for."""
+    from inferflow.runtime.model import context_length
+
+    made_for, _ = context_length(llm.model)
+    texts = [*fallback_lines(llm.model.weights.fallbacks)]
+    if made_for and llm.max_model_len > made_for:
+        texts.append(
+            f"--max-model-len is {llm.max_model_len}; beyond {made_for} tokens, what the model was made for, it may fail"
+        )
+    for text in texts:
         click.echo(f"warning: {one_line(text)}", err=True)
 
 
@@ -222,15 +231,17 @@ def fallback_lines(fallbacks: Iterable[Fallback]) -> Iterator[str]:
         )
 
 
-def read_text(file: BinaryIO, where: str, limit: int) -> str:
+def read_text(file: BinaryIO, where: str, limit: int, *, plain: bool = False) -> str:
     """All of `file`, which errors call `where`; bytes that are not UTF-8 become U+FFFD. ArgumentError for more than `limit`
-    bytes."""
+    bytes, and, where it must be a `plain` text, for a zero byte: a model's file, say, has many, and no text has one."""
     try:
         data = file.read(limit + 1)
     except OSError as error:
         raise system_error(error, where) from None
     if len(data) > limit:
         raise ArgumentError(f"it holds more than {limit >> 20} MiB", where=where, fix="give a shorter text")
+    if plain and b"\0" in data:
+        raise ArgumentError("it is no text: it holds zero bytes", where=where, fix="give a text, in UTF-8")
     return data.decode("utf-8", "replace")
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["perplexity"]
 
+MARGIN = 64  # tokens at the end of a part, where the whole text may be cut otherwise
 MAX_TEXT = 64 << 20  # bytes
 
 _AGAINST = (
@@ -59,7 +61,7 @@ def perplexity(text: BinaryIO, **options: Any) -> None:
     window is scored, so that every prediction that counts has half a window before it. Logarithms are natural."""
     if options["against"] is not None and options["against_logits"] is not None:
         raise ArgumentError("the base is given twice", where="--against", fix="leave --against-logits out")
-    content = read_text(text, "FILE", MAX_TEXT)
+    content = read_text(text, "FILE", MAX_TEXT, plain=True)
     path = find_model(options["model"], options["offline"])
     with ExitStack() as stack:
         llm = stack.enter_context(open_llm(path, options, max_model_len=options["ctx"], length="--ctx"))
@@ -78,7 +80,11 @@ def windows_of(llm: LLM, text: str, ctx: int, limit: int | None) -> np.ndarray:
 
     if llm.tokenizer is None:
         raise TextError("the model has no tokenizer", where=str(llm.path), fix="add its tokenizer.json")
-    ids, prefix = (llm.tokenizer.encode_spans(t, [], suffix=False) for t in (text, ""))
+    encode = partial(llm.tokenizer.encode_spans, trusted=[], suffix=False)
+    prefix, needed = encode(""), None if limit is None else limit * ctx + MARGIN
+    ids = encode(text if needed is None else text[: 16 * needed])
+    if needed is not None and len(ids) < needed < len(text):  # long tokens, or a short text
+        ids = encode(text)
     return cut(ids, prefix, ctx, limit, text="FILE", width="--ctx")
 
 

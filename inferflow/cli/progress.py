@@ -28,8 +28,8 @@ def progress_line(stream: TextIO) -> Iterator[Progress | None]:
 
 @contextmanager
 def steps_line(stream: TextIO, word: str) -> Iterator[Callable[[int, int], None]]:
-    """A callback (steps done, steps in all) that draws them on `stream`, with the time left; on no terminal it does nothing.
-    The line is wiped at the end."""
+    """A callback (steps done, steps in all) that draws them on `stream`, with the time left, once a thousandth is done; many
+    millions are told as such. On no terminal it does nothing. The line is wiped at the end."""
     if not stream.isatty():
         yield lambda done, total: None
         return
@@ -37,8 +37,10 @@ def steps_line(stream: TextIO, word: str) -> Iterator[Callable[[int, int], None]
     with _drawing(stream) as draw:
 
         def step(done: int, total: int) -> None:
-            left = f", {_duration((time.monotonic() - start) / done * (total - done))} left" if 0 < done < total else ""
-            draw(word, f"{_bar(word, done, total)} {done} / {total}{left}", done == total)
+            known = total <= 1000 * done and done < total
+            left = f", {_duration((time.monotonic() - start) / done * (total - done))} left" if known else ""
+            steps = f"{done} / {total}" if total < 10_000_000 else f"{done / 1e6:.0f} / {total / 1e6:.0f} M"
+            draw(word, f"{_bar(word, done, total)} {steps}{left}", done == total)
 
         yield step
 

@@ -27,6 +27,7 @@ __all__ = ["quantize"]
 
 WINDOW = 512  # tokens that calibration sees together
 MAX_TEXT = 256 << 20  # bytes
+PARTS = 64  # of a long text
 SHOWN = 10  # fallbacks of the table
 
 
@@ -76,10 +77,11 @@ def quantize(model: str, formats: str, out: Path, text: BinaryIO | None, **optio
         choice = parse_choice(formats)
     rotation = ROTATION if options["rotation"] is None else check_rotation(options["rotation"])
     check_output(out, options["force"])
-    content = None if text is None else read_text(text, "--calibrate", MAX_TEXT)
+    content = None if text is None else read_text(text, "--calibrate", MAX_TEXT, plain=True)
     path = find_model(model, options["offline"])
     with naming(quant="--to"):
         loaded = load_model(path, options["spec_name"], quant=choice)
+    original = sum(tensor.nbytes for tensor in loaded.source.tensors.values())
     facts: dict[str, Any] = {"to": str(choice)}
     matrices: Callable[[list[str]], Iterable[tuple[str, Stored]]]
     if content is None:
@@ -99,7 +101,8 @@ def quantize(model: str, formats: str, out: Path, text: BinaryIO | None, **optio
             facts=facts,
             progress=lambda _, done, total: step(done, total),
         )
-    click.echo(dumps(summary(report, facts)) if options["as_json"] else table(report))
+    told = summary(report, {"original_bytes": original, **facts})
+    click.echo(dumps(told) if options["as_json"] else table(report, original))
 
 
 def limit_threads(threads: int | None) -> None:
@@ -129,10 +132,19 @@ def windows_of(model: Model, path: Path, text: str, tokens: int) -> np.ndarray:
     tokenizer = load_tokenizer(model.source, path)
     if tokenizer is None:
         raise TextError("the model has no tokenizer", where=str(path), fix="add its tokenizer.json")
+    text = thinned(text, max(PARTS * 16384, 16 * tokens))
     ids, prefix = (tokenizer.encode_spans(part, [], suffix=False) for part in (text, ""))
     length = min(n for n in (WINDOW, tokens, *context_length(model)) if n is not None)
     windows = cut(ids, prefix, length, text="--calibrate", width="")
     return windows[np.linspace(0, len(windows) - 1, max(1, min(len(windows), tokens // length))).astype(int)]
+
+
+def thinned(text: str, most: int) -> str:
+    """`text`, or evenly spread parts of one that is longer than `most` characters: more than is used takes memory and time."""
+    if len(text) <= most:
+        return text
+    length = most // PARTS
+    return "\n".join(text[(len(text) - length) * n // (PARTS - 1) :][:length] for n in range(PARTS))
 
 
 def summary(report: Report, facts: dict[str, Any]) -> dict[str, Any]:
@@ -145,11 +157,11 @@ def summary(report: Report, facts: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def table(report: Report) -> str:
-    """The figures for people."""
+def table(report: Report, original: int) -> str:
+    """The figures for people; `original` is how many bytes the tensors had."""
     lines = [
         f"{report.path}: {report.bytes / 1e6:.1f} MB, {report.bits_per_weight:.2f} bits per weight, "
-        f"in {report.seconds:.0f} s"
+        f"in {report.seconds:.0f} s (the original has {original / 1e6:.1f} MB)"
     ]
     for name, (count, size) in sorted(report.formats.items(), key=lambda item: -item[1][1]):
         lines.append(f"  {name:<6} {count:>5} tensors {size / 1e6:>9.1f} MB")

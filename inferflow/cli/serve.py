@@ -11,7 +11,7 @@ from inferflow.errors import ArgumentError, UnsupportedError, one_line, system_e
 from inferflow.runtime.policies import POLICIES
 from inferflow.runtime.recommended import recommended_params
 
-from .options import engine_options, find_model, model_options, naming, opening, read_text, spec_option, tell_fallbacks
+from .options import engine_options, find_model, model_options, naming, opening, read_text, spec_option, tell_doubts
 
 if TYPE_CHECKING:
     from inferflow.async_llm import AsyncLLM
@@ -111,7 +111,9 @@ def key_in(path: Path) -> str:
         with path.open("rb") as file:
             return read_text(file, "--api-key-file", 1 << 16).strip()
     except OSError as error:
-        raise system_error(error, str(path)) from None
+        said = system_error(error, str(path))
+        said.fix = "--api-key-file names a file that can be read and holds the key"
+        raise said from None
 
 
 def open_server_model(options: dict[str, Any]) -> AsyncLLM:
@@ -123,7 +125,7 @@ def open_server_model(options: dict[str, Any]) -> AsyncLLM:
     with opening(options, max_model_len="--max-model-len", slots="--slots") as chosen:
         length = options["max_model_len"]
         llm = AsyncLLM(path, options["spec_name"], max_model_len=length, slots=options["slots"], options=how, **chosen)
-    tell_fallbacks(llm.llm)
+    tell_doubts(llm.llm)
     return llm
 
 

@@ -39,7 +39,7 @@ def list_command(as_json: bool) -> None:
         click.echo(f"{f.spec:<{width}}  {', '.join(f.model_types)}{gguf}")
 
 
-@spec.command()
+@spec.command(short_help="The graph of one layer, with all shapes.")
 @click.argument("spec_name", metavar="[SPEC]", required=False)
 @model_options
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A config.json, instead of a model.")
@@ -73,7 +73,7 @@ def show(spec_name: str | None, model: str | None, offline: bool, config_file: P
     click.echo((mermaid if as_mermaid else dump)(graph, None if all_layers else layer))
 
 
-@spec.command()
+@spec.command(short_help="Check a spec against a model's files.")
 @click.argument("spec_file", metavar="SPEC")
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -108,7 +108,7 @@ def check(spec_file: str, model: str | None, offline: bool, as_json: bool) -> in
     return 1 if problems else 0
 
 
-@spec.command()
+@spec.command(short_help="Write a starting file for a new spec.")
 @click.option("--like", "base", required=True, metavar="SPEC", help="The shipped spec to start from.")
 @click.option("-m", "--model", metavar="MODEL", help="A model to write it for: fills in model_type.")
 @click.option(
@@ -136,7 +136,7 @@ def new(base: str, model: str | None, output: Path | None) -> None:
     click.echo(one_line(f"wrote {output}; next: inferflow spec check {output} -m MODEL"), err=True)
 
 
-@spec.command()
+@spec.command(short_help="Compare logits with transformers.")
 @click.argument("spec_name", metavar="[SPEC]", required=False)
 @model_options
 @click.option(

@@ -35,9 +35,7 @@ class BeamSearch:
 
     def __init__(self, width: int, ends: Collection[int], max_tokens: int, length_penalty: float = 1.0) -> None:
         if not whole(width, 1, 128):
-            raise ArgumentError(
-                f"it is {show(width)}", where="beam width", fix="it must be a whole number from 1 to 128"
-            )
+            raise ArgumentError(f"it is {show(width)}", where="width", fix="it must be a whole number from 1 to 128")
         self.width = width
         self.ends = frozenset(ends)
         self.max_tokens = max_tokens

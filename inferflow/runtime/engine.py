@@ -270,7 +270,7 @@ class Engine:
             if sequence.finish is None:
                 self.end(sequence, "deadline")
                 reason = f"the time is up after {len(sequence.ids) - sequence.prompt} new tokens"
-                error = DeadlineError(reason, where="deadline", fix="allow more time, or lower max_tokens")
+                error = DeadlineError(reason, where="timeout", fix="allow more time, or lower max_tokens")
                 events.append(Event(sequence, None, "deadline", error))
         return events
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -62,6 +62,15 @@ class Structure:
             raise InferflowError(_first_line(self._matcher.get_error()), where=self._kind, fix=fix)
 
 
+class _Tokenizer(Protocol):
+    special_ids: frozenset[int]
+    vocab_size: int
+
+    def piece(self, token: int) -> bytes: ...
+
+    def encode(self, text: str | bytes, *, add_bos: bool | None = None) -> list[int]: ...
+
+
 class StructureCompiler:
     """Compiles structures for one tokenizer, and remembers the last ones. Threads may share it.
 
@@ -88,6 +97,12 @@ class StructureCompiler:
         self._vocab = len(pieces)
         self._lock = threading.Lock()
         self._compiled: dict[tuple[str, str], Structure] = {}  # the last used at the end
+
+    @classmethod
+    def of(cls, tokenizer: _Tokenizer, ends: Collection[int]) -> StructureCompiler:
+        """The compiler of an `inferflow.text.Tokenizer`, whose answers end with one of `ends`."""
+        pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+        return cls(pieces, tokenizer.special_ids, ends, lambda text: tokenizer.encode(text, add_bos=False))
 
     def compile(self, kind: str, source: str | Mapping[str, Any]) -> Structure:
         """The structure of `SamplingParams.structured`, at its beginning. Raises ArgumentError for a bad one: not well formed,

@@ -65,7 +65,7 @@ def make_app(service: Service) -> ASGIApp:
 
 
 async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    raise ApiError(404, f"there is no route {scope['path'][:200]}", None, "no_route")
+    raise ApiError(404, f"there is no route {scope['path'][:200]} (there is /v1/chat/completions)", None, "no_route")
 
 
 async def models(http: Request, service: Service) -> Response:

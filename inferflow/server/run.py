@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import os
 import signal
 import socket
@@ -66,6 +67,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.asked.is_set():
             self.force_exit = self.should_exit  # nor for connections, if those are all that is left
+            logging.getLogger("uvicorn.error").disabled = True  # what it cuts off now is no error
             signal.signal(sig, signal.SIG_DFL)
             self.loop.call_soon_threadsafe(self.hurried.set)
         self.loop.call_soon_threadsafe(self.asked.set)

@@ -22,7 +22,7 @@ SAME = (
     "temperature", "top_p", "top_k", "min_p", "typical_p", "tfs_z", "mirostat", "mirostat_tau", "mirostat_eta",
     "repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length",
     "dry_penalty_last_n", "fsd_alpha", "fsd_k", "fsd_n", "fsd_beta", "fsd_random", "n", "stop", "stop_token_ids", "ignore_eos",
-    "min_tokens", "allowed_token_ids", "max_tokens", "prompt_logprobs",
+    "min_tokens", "allowed_token_ids", "max_tokens", "prompt_logprobs", "dry_breaker_ids",
 )  # fmt: skip
 MAX_BAD_WORDS = 1000
 MAX_CHOICES = 10_000
@@ -107,6 +107,9 @@ def _structures(fields: Fields) -> list[tuple[str, Any, str]]:
             found.append(("json_schema", {"type": "object"}, f"{at}{prefix}json_object"))
         if table is wrapped:
             table.done()
+    for kind in ("json_schema", "regex", "grammar"):  # as SamplingParams calls them
+        source = fields.take(kind)
+        found += _known(kind, _schema(source, kind) if kind == "json_schema" else source, kind)
     form = fields.table("response_format")
     if form is not None:
         found += _known("json_schema", _response_format(form), "response_format")

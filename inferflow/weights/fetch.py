@@ -82,7 +82,9 @@ def fetch_package(
         return cached
     if offline:
         raise FetchError(
-            "it is not in the cache, and offline is asked for", where=where, fix=f"go online once ({cache})"
+            "it is not in the cache, and offline is asked for",
+            where=where,
+            fix=f"go online once: it is kept in {cache}",
         )
     with staging(cache, where) as folder:
         require_space(folder, 2 * expected.size if expected and _about(expected, package) else 0, where)

@@ -57,6 +57,8 @@ def test_generate_streams_text(run: Run, smollm2_path: Path) -> None:
     assert "5 + 1 tokens" in raw.err
     piped = run("generate", "--raw", "-n", "1", "-m", str(smollm2_path), stdin=b"The capital of France is")
     assert piped.out == " Paris\n"
+    echoed = run("generate", "-m", str(smollm2_path), stdin=b"Name the capital of France.\n")
+    assert echoed.out == asked.out
 
 
 def test_generate_for_machines(run: Run, smollm2_path: Path) -> None:
@@ -85,6 +87,9 @@ def test_generate_for_machines(run: Run, smollm2_path: Path) -> None:
         (["generate", "x", "--spec", "lama"], 1, "did you mean 'llama'"),
         (["generate", "x", "--nonsense"], 2, "No such option"),
         (["frobnicate"], 2, "No such command"),
+        (["generat"], 2, "No such command 'generat' (did you mean 'generate'?)"),
+        ([], 2, "\nCommands:\n"),
+        (["spec"], 2, "\nCommands:\n"),
         (["spec", "show", "nope"], 1, "there is no spec called 'nope'"),
         (["spec", "check", "missing.toml"], 1, "there is no such file"),
         (["spec", "new", "--like", "lama"], 1, "did you mean 'llama'"),
@@ -94,7 +99,7 @@ def test_generate_for_machines(run: Run, smollm2_path: Path) -> None:
     ],
 )
 def test_refusals(run: Run, tiny: Path, args: list[str], status: int, words: str) -> None:
-    if args[0] in ("generate", "spec") and "-m" not in args and args[:2] != ["spec", "new"]:
+    if args[:1] in (["generate"], ["spec"]) and args != ["spec"] and "-m" not in args and args[:2] != ["spec", "new"]:
         args = [*args, "-m", str(tiny)]
     result = run(*args)
     assert result.status == status

@@ -64,6 +64,8 @@ def test_steps_show_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
             (10, 10, 102.6),
             (10, 100, 140.0),
             (10, 10000, 200.0),
+            (40_000_000, 134_515_008, 300.0),
+            (9, 10000, 400.0),  # too little to tell
         ):
             step(done, total)
     lines = stream.getvalue().split("\r\x1b[K")
@@ -74,6 +76,8 @@ def test_steps_show_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
         "evaluating   [##############################] 10 / 10",
         "evaluating   [###...........................] 10 / 100, 6:00 min left",
         "evaluating   [..............................] 10 / 10000, 27:45 h left",
+        "evaluating   [########......................] 40 / 135 M, 7:53 min left",
+        "evaluating   [..............................] 9 / 10000",
         "",
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,7 @@ def test_calibrated_on_a_text(run: Run, model: Path, tmp_path: Path) -> None:  #
         (["--to", "q4", "--rotation", "48"], 2, "--rotation: it is 48"),
         (["--to", "q4", "--rotation", "-1"], 2, "--rotation"),
         (["--to", "q4", "--calibrate", "/no/such"], 2, "No such file"),
+        (["--to", "q4", "--calibrate", sys.executable], 2, "--calibrate: it is no text"),
         (["--to", "q4", "--threads", "0"], 2, "--threads"),
         (["--to", "q4", "-o", "/no/such/place"], 2, "there is no directory"),
         (["--to", "q4", "-o", "/"], 2, "is no name for a new directory"),

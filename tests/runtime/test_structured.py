@@ -31,10 +31,7 @@ PERSON = {
 
 
 def compiler(tokenizer: Tokenizer) -> StructureCompiler:
-    pieces = [tokenizer.piece(i) for i in range(tokenizer.vocab_size)]
-    return StructureCompiler(
-        pieces, tokenizer.special_ids, tokenizer.eos_ids, lambda text: tokenizer.encode(text, add_bos=False)
-    )
+    return StructureCompiler.of(tokenizer, tokenizer.eos_ids)
 
 
 @pytest.fixture(scope="module")

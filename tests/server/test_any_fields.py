@@ -18,7 +18,7 @@ OTHERS = [
     "guided_json_object", "structured_outputs", "response_format", "messages", "logprobs", "top_logprobs", "echo", "stream",
     "stream_options", "return_progress", "priority", "timeout", "cache_salt", "tools", "tool_choice", "chat_template_kwargs",
     "reasoning_effort", "add_special_tokens", "parse_special", "return_tokens_as_token_ids", "max_completion_tokens", "model",
-    "add_generation_prompt", "tokens", "return_token_strs", "skip_special_tokens",
+    "add_generation_prompt", "tokens", "return_token_strs", "skip_special_tokens", "json_schema", "regex", "grammar",
 ]  # fmt: skip
 FIELDS = [*SAME, *sorted(UNSERVED), *sorted(HARMLESS), *OTHERS]
 NUMBERS = [0, 1, -1, 2, 5, 0.5, -0.5, 0.0, 1.0, 1e300, 10**6, 2**63, 2**64, 2**200]

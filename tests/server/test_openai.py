@@ -104,6 +104,7 @@ def test_structured_output(ai: openai.OpenAI) -> None:
         {"guided_choice": ["yes", 'n"o']}, {"structured_outputs": {"choice": ["yes", 'n"o']}}, {"guided_regex": "yes|n\"o"},
         {"guided_grammar": 'start: "yes" | "n\\"o"'}, {"structured_outputs": {"regex": "(yes|n\"o)"}},
         {"structured_outputs": {"json": {"enum": ["yes", 'n"o']}}}, {"guided_json": '{"enum": ["yes"]}'},
+        {"json_schema": {"enum": ["yes", 'n"o']}}, {"regex": "yes|n\"o"}, {"grammar": 'start: "yes" | "n\\"o"'},
     ):  # fmt: skip
         answer = ai.completions.create(prompt="Well?", **asked, extra_body=body).choices[0].text
         assert answer in ("yes", 'n"o', '"yes"', '"n\\"o"'), body

@@ -50,7 +50,7 @@ WRONG: dict[str, list[Any]] = {
     "guided_json": [
         5, "{", {"type": "nonsense"}, {"$ref": "#/nowhere"}, {"properties": {"foo": "bar"}}, {"enum": []},
     ],
-    "structured_outputs": [{"regexp": "a"}, "x", {"regex": "("}],
+    "structured_outputs": [{"regexp": "a"}, "x", {"regex": "("}], "json_schema": [5, "{"], "regex": ["(", 5],
     "response_format": ["json", {"type": "xml"}, {"type": "json_schema"}, {"type": "text", "x": 1}],
     "suffix": ["end"], "best_of": [3], "use_beam_search": [True], "truncate_prompt_tokens": [5], "audio": [{}],
     "skip_special_tokens": [False], "include_stop_str_in_output": [True], "model": [5],

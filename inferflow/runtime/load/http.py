@@ -55,10 +55,8 @@ class Server:
                 raise InferflowError(_said(answer.status, body), where=self.url, fix="check --url and --api-key")
             return replace(self, model=str(json.loads(body)["data"][0]["id"]))
         except (OSError, http.client.HTTPException) as error:
-            fix = "start it: inferflow serve"
-            raise InferflowError(
-                f"no server answers: {str(error) or type(error).__name__}", where=self.url, fix=fix
-            ) from None
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise InferflowError(f"no server answers: {why}", where=self.url, fix="start it: inferflow serve") from None
         except (ValueError, LookupError, TypeError):
             fix = "name the model"
             raise InferflowError("it does not say which models it has", where=self.url, fix=fix) from None
