@@ -24,8 +24,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer. `finish` is ``stop`` (an end token, or `stop_string`) or ``length``; `ids` are the new tokens; `logprobs`
-    theirs, where the request asks for them; `score` a beam's."""
+    """One answer. `finish` is ``stop`` (an end token, or `stop_string`), ``length``, or ``abort`` for what was stopped;
+    `ids` are the new tokens; `logprobs` theirs, where the request asks for them; `score` a beam's."""
 
     index: int
     text: str
@@ -184,7 +184,7 @@ class _Answer:
     def choice(self) -> Choice:
         asked = self.sequence.params.logprobs is not None
         told = tuple(self.logprobs) if asked else None
-        return Choice(self.index, "".join(self.pieces), tuple(self.ids), self.finish or "length", self.matched, told)
+        return Choice(self.index, "".join(self.pieces), tuple(self.ids), self.finish or "abort", self.matched, told)
 
 
 def _control_stops(stops: Iterable[str], tokenizer: Tokenizer | None) -> dict[int, str]:

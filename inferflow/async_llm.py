@@ -63,6 +63,7 @@ class Request:
         self._news = asyncio.Event()
         self._chunks: deque[Chunk] = deque()
         self._error: InferflowError | None = None
+        self._aborted = False
         for sequence in answers.sequences:
             sequence.owner = weakref.ref(self)
 
@@ -96,7 +97,7 @@ class Request:
                 break
             if self._error is not None:
                 raise self._error
-            if not self._live:
+            if self._aborted or not self._live:
                 raise StopAsyncIteration
             await self._news.wait()
         return self._chunks.popleft()
@@ -123,11 +124,15 @@ class Request:
         return self._answers.completion()
 
     def abort(self) -> None:
-        """Stop the work, within a step. Idempotent; any thread may call it."""
-        self._llm.drop(sequence for sequence in self._answers.sequences if sequence.finish is None)
+        """Stop the work, within a step: iterating ends, and `result` is what has come. Idempotent; any thread may call it."""
+        if self._live:
+            self._aborted = True
+            self._llm.drop(self._answers.sequences)
+            with suppress(RuntimeError):  # the loop has ended, and nobody waits there
+                self.loop.call_soon_threadsafe(self.told)
 
     def __del__(self) -> None:
-        self.abort()
+        self._llm.drop(self._answers.sequences)
 
 
 class _Arrival(NamedTuple):

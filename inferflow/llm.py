@@ -412,7 +412,7 @@ class LLM:
     @property
     def plan(self) -> str:
         """How much memory the cache takes, and why, in a sentence."""
-        return str(self._engine.plan)
+        return self._engine.plan.reason
 
     @property
     def tensor_names(self) -> list[str]:

@@ -116,6 +116,20 @@ def test_what_nobody_waits_for_is_aborted(folder: Path) -> None:
     trial(folder, body)
 
 
+def test_who_waits_for_what_is_aborted_gets_what_has_come(folder: Path) -> None:
+    async def body(llm: AsyncLLM) -> None:
+        request = await llm.start(PROMPTS[0], **ENDLESS)
+        first = await anext(request)
+        waiting = asyncio.create_task(request.result())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(request.abort)
+        whole = await asyncio.wait_for(waiting, 60)
+        assert (whole.finish, whole.ids[0]) == ("abort", first.token)
+        assert [chunk async for chunk in request] == []
+
+    trial(folder, body)
+
+
 def test_a_request_cancelled_before_it_is_admitted(folder: Path) -> None:
     async def body(llm: AsyncLLM) -> None:
         with llm.llm.turn():  # nothing is admitted meanwhile

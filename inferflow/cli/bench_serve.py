@@ -111,7 +111,8 @@ def agreement(ctx: click.Context, parameter: click.Parameter, value: str) -> SLA
 )
 @click.option("--policy", "names", default="fcfs", show_default=True, callback=policies, metavar="NAME[,…]",
               help="fcfs, mlfq, priority, prefill-first, sequential, static: compares them.")  # fmt: skip
-@click.option("--budget", type=click.IntRange(1, 1 << 16), default=512, show_default=True, help="Tokens of a step.")
+@click.option("--token-budget", "budget", type=click.IntRange(1, 1 << 16), default=512, show_default=True,
+              help="Tokens of a step.")  # fmt: skip
 @click.option("--width", type=click.IntRange(1, 1024), help="The most sequences of a step.")
 @click.option("--blocks", type=click.IntRange(1), help="Of the cache. Default: for 32 sequences, or what is free.")
 @click.option("--swap", type=click.IntRange(0), default=0, help="MB of a file for sequences that make way.")

@@ -72,7 +72,7 @@ def serve(host: str, port: int, drain: float, **options: Any) -> int:
         names = options["names"] or (llm.llm.path.name.removesuffix(".gguf"),)
         settings = settings_of(options, names, key, host, is_loopback(bound))
         say(f"model: {names[0]} ({llm.llm.model.spec.name}, {llm.llm.engine_name} engine)")
-        say(llm.llm.engine.plan.reason)
+        say(llm.llm.plan)
         say(
             f"limits: {llm.llm.max_model_len} tokens a request, {options['token_budget']} a step, "
             f"{options['max_waiting']} requests waiting, {settings.max_body} bytes a body"

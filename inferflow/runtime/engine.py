@@ -34,6 +34,8 @@ from .sequence import Event, Sequence
 
 __all__ = ["Engine", "Event", "Options", "Sequence"]
 
+DEFAULT_TOKENS = 128  # new ones of a request that does not say how many
+
 
 class Engine:
     """Sequences in, tokens out. Not thread-safe.
@@ -76,7 +78,7 @@ class Engine:
         self.ropes = [node.params for node in graph.nodes if node.op == "rope"]
 
     def again(self) -> Engine:
-        """Another, empty one in its place."""
+        """A new one with the same settings and an empty cache."""
         return Engine(
             self.graph, self.executor, max_len=self.max_len, eos=self.eos, blocks=self.plan.blocks,
             options=self.options, clock=self.clock, vocab=self.vocab,
@@ -100,19 +102,7 @@ class Engine:
         Raises ArgumentError for an empty prompt, an id out of the vocabulary, or one that can never fit; QueueFullError.
         """
         self.check(ids)
-        room = self.max_len - len(ids)
-        wanted = params.max_tokens
-        if room < (wanted or 1):
-            more = f" and {wanted} new ones" if wanted else ""
-            reason = f"{len(ids)} tokens{more} do not fit in {self.max_len}"
-            raise ArgumentError(reason, where="prompt", fix="shorten it, lower max_tokens, or raise max_model_len")
-        limit = len(ids) + (wanted or min(128, room))
-        need = self.scheduler.blocks_for(limit)
-        if need > self.pool.blocks:
-            reason = f"{limit} tokens need {need} blocks of {self.block_size}, and the cache has {self.pool.blocks}"
-            raise ArgumentError(
-                reason, where="prompt", fix="shorten it, lower max_tokens, or give the cache more blocks"
-            )
+        limit = self._limit(len(ids), params.max_tokens)
         self._check_queue(len(ids))
         params.check_vocabulary(self.vocab)
         seed = secrets.randbits(63) if params.seed is None else params.seed
@@ -156,7 +146,23 @@ class Engine:
         self._enter(sequence)
         return sequence
 
+    def _limit(self, prompt: int, wanted: int | None) -> int:
+        """Tokens that a sequence with such a prompt may come to have. Raises ArgumentError where they can never fit."""
+        room = self.max_len - prompt
+        if room < (wanted or 1):
+            more = f" and {wanted} new ones" if wanted else ""
+            reason = f"{prompt} tokens{more} do not fit in {self.max_len}"
+            raise ArgumentError(reason, where="prompt", fix="shorten it, lower max_tokens, or raise max_model_len")
+        limit = prompt + (wanted or min(DEFAULT_TOKENS, room))
+        need = self.scheduler.blocks_for(limit)
+        if need > self.pool.blocks:
+            reason = f"{limit} tokens need {need} blocks of {self.block_size}, and the cache has {self.pool.blocks}"
+            fix = "shorten it, lower max_tokens, or give the cache more blocks"
+            raise ArgumentError(reason, where="prompt", fix=fix)
+        return limit
+
     def check(self, ids: list[int]) -> None:
+        """Raises ArgumentError for no tokens, or one that the model has not."""
         if not ids:
             raise ArgumentError("it has no tokens", where="prompt", fix="give at least one token")
         bad = [i for i in ids if not 0 <= i < self.graph.vocab]

@@ -17,9 +17,6 @@ class MemoryPlan:
     blocks: int
     reason: str
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 def plan_memory(
     block_bytes: int, block_size: int, max_len: int, slots: int, asked: int | None, free: int | None

@@ -16,9 +16,9 @@ __all__ = ["POLICIES", "Fcfs", "MultiLevelFeedbackQueue", "Policy", "Priority", 
 
 
 class Policy:
-    """First come, first served, and what the others change. `width`: the most sequences of a step. `patience`: after so many
-    steps in which it did not run, a sequence is promoted. `proactive`: blocks of those that pause are freed before they are
-    wanted."""
+    """First come, first served, where a policy does not say otherwise. `width`: the most sequences of a step. `patience`: a
+    sequence that has not run for so many steps is promoted (None: never). `proactive`: blocks of those that pause are freed
+    before they are wanted."""
 
     width: int | None = None
     patience: int | None = None
@@ -29,7 +29,7 @@ class Policy:
         return (sequence.arrival,)
 
     def admits(self, running: int) -> bool:
-        """Whether sequences may start beside so many others."""
+        """Whether sequences may start while so many run."""
         return True
 
     def arrive(self, sequence: Sequence) -> None:

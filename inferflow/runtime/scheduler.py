@@ -252,7 +252,8 @@ class Scheduler:
         return True
 
     def _room(self, sequence: Sequence, count: int) -> bool:
-        """See that so many blocks are free (and a slot, if it has none); worse ones give up theirs if that suffices."""
+        """Whether so many blocks are free (and a slot, if it has none), if need be after preempting worse sequences; none where
+        all of theirs would not be enough."""
         if len(self.pool.free) >= count and (self.slots or sequence.slot is not None):
             return True
         worse = sorted((r for r in self.running if self.key(r) > self.key(sequence)), key=self.key)

@@ -32,6 +32,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "truncate_prompt_tokens": (),
     "continue_final_message": (False,), "documents": (), "chat_template": (), "prompt_embeds": (), "logits_processors": ([],),
     "guided_whitespace_pattern": (), "mm_processor_kwargs": (), "xtc_probability": (0, 0.0), "top_a": (0, 0.0), "lora": (),
+    "echo": (False,),
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from itertools import takewhile
 from typing import Any
 
 from ..async_llm import StepReport
@@ -43,7 +44,7 @@ class Live:
         sent, idle = float("-inf"), False
         while not ended():
             now = time.monotonic()
-            recent = [report for _, report in tuple(self.reports) if report.step > last]
+            recent = self.since(step=last)
             if recent or now - sent > (QUIET if idle else CALM):
                 last = recent[-1].step if recent else last
                 idle = not recent and now - self.stepped > WINDOW  # the speed is 0 by then
@@ -52,9 +53,14 @@ class Live:
                 yield f"data: {json.dumps(event, allow_nan=False)}\n\n".encode()
             await asyncio.sleep(PAUSE)
 
+    def since(self, step: int = 0, at: float = 0.0) -> list[StepReport]:
+        """The reports after that step and that time. Older ones, of which there are thousands, are not looked at."""
+        kept = reversed(tuple(self.reports))  # a copy: the step thread goes on
+        return [report for _, report in takewhile(lambda one: one[1].step > step and one[0] >= at, kept)][::-1]
+
     def speed(self, now: float) -> float:
         """New tokens a second, of late."""
-        tokens = sum(report.decode for at, report in tuple(self.reports) if now - at <= WINDOW)
+        tokens = sum(report.decode for report in self.since(at=now - WINDOW))
         return round(tokens / WINDOW, 1)
 
 

@@ -57,18 +57,19 @@ def is_loopback(bound: socket.socket) -> bool:
 
 
 class Server(uvicorn.Server):
-    """The first signal asks for the end, the second does not wait for it."""
+    """The first signal asks for the end, the second does not wait for what runs, a third ends the process."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.asked = asyncio.Event()
+        self.asked, self.hurried = asyncio.Event(), asyncio.Event()
         self.loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.asked.is_set():
-            self.should_exit = self.force_exit = True
+            self.force_exit = self.should_exit  # nor for connections, if those are all that is left
             logging.getLogger("uvicorn.error").disabled = True  # what it cuts off now is no error
-            signal.signal(sig, signal.SIG_DFL)  # a third one ends the process
+            signal.signal(sig, signal.SIG_DFL)
+            self.loop.call_soon_threadsafe(self.hurried.set)
         self.loop.call_soon_threadsafe(self.asked.set)
 
 
@@ -86,7 +87,7 @@ async def _serve(llm: AsyncLLM, settings: Settings, bound: socket.socket, drain:
     server = Server(config)
     serving = asyncio.create_task(server.serve([bound]))
     watch = asyncio.create_task(_death(llm))
-    asked = asyncio.create_task(server.asked.wait())
+    asked, hurried = (asyncio.create_task(event.wait()) for event in (server.asked, server.hurried))
     await asyncio.wait({serving, watch, asked}, return_when=asyncio.FIRST_COMPLETED)
     service.draining = True
     if watch.done():
@@ -97,13 +98,12 @@ async def _serve(llm: AsyncLLM, settings: Settings, bound: socket.socket, drain:
             f"ending: {service.active} requests are being answered, for at most {drain:g} s; ask again to wait no more"
         )
         ended = asyncio.create_task(_idle(service))
-        await asyncio.wait({serving, watch, ended}, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, watch, ended, hurried}, timeout=drain, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
     status = int(llm.failure is not None)
-    await llm.close()
-    await asyncio.sleep(0)
+    await llm.close()  # those who wait are told so
     server.should_exit = True
-    for task in (watch, asked):
+    for task in (watch, asked, hurried):
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving

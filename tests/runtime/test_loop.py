@@ -273,7 +273,7 @@ def test_a_long_queue_does_not_slow_a_step() -> None:
 def test_what_is_said_about_memory() -> None:
     def plan(free: int | None, asked: int | None = None) -> tuple[int, str]:
         got = plan_memory(1000, 16, 64, 8, asked, free)
-        return got.blocks, str(got)
+        return got.blocks, got.reason
 
     assert plan(None) == (32, "KV cache: 32 blocks of 16 tokens, 0.032 MB, for 8 sequences of 64 tokens")
     assert plan(1 << 30)[0] == 32
