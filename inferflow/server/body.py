@@ -26,9 +26,8 @@ HARMLESS = frozenset([
 ])  # fmt: skip
 # Fields whose meaning is known and not served, with the values that ask for nothing.
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
-    "echo": (False,), "suffix": ("",), "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (),
-    "functions": ([],), "function_call": ("none", "auto"), "use_beam_search": (False,), "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
+    "suffix": ("",), "audio": (), "modalities": (["text"],), "prediction": (), "web_search_options": (), "functions": ([],),
+    "function_call": ("none", "auto"), "use_beam_search": (False,), "length_penalty": (1, 1.0), "early_stopping": (False,),
     "include_stop_str_in_output": (False,), "skip_special_tokens": (True,), "truncate_prompt_tokens": (),
     "continue_final_message": (False,), "documents": (), "chat_template": (), "prompt_embeds": (), "logits_processors": ([],),
     "guided_whitespace_pattern": (), "mm_processor_kwargs": (), "xtc_probability": (0, 0.0), "top_a": (0, 0.0), "lora": (),

@@ -161,7 +161,7 @@ def test_deadlines_end_what_waits_and_what_runs() -> None:
     assert len(running.ids) == 4
     late = [e for e in events if e.finish == "deadline"]
     assert [str(e.error) for e in late if isinstance(e.error, DeadlineError)] == [
-        f"deadline: the time is up after {n} new tokens (allow more time, or lower max_tokens)" for n in (0, 3)
+        f"timeout: the time is up after {n} new tokens (allow more time, or lower max_tokens)" for n in (0, 3)
     ]
     assert patient.ids == alone([1, 2], 3)
 
