@@ -115,6 +115,11 @@ class SamplerState:
     def changes_logits(self) -> bool:
         return self.adjusts or len(self.ids) - self.prompt < self.params.min_tokens
 
+    def likeliest(self) -> bool:
+        """Whether the next token is that of the greatest logit, and nothing else is asked for."""
+        p = self.params
+        return p.greedy and p.fsd_alpha == 0 and p.logprobs is None and not self.changes_logits()
+
     def adjusted(self, logits: Array) -> Array:
         """The logits after bias and penalties, forbidden tokens at -inf; a copy. Raises the constraint's InferflowError."""
         p, out = self.params, logits.copy()
@@ -140,6 +145,10 @@ def sample(logits: Array, states: Sequence[SamplerState], pool: Pool | None = No
 
     Ids beyond the tokenizer's vocabulary are for the caller to cut off: ``logits[:, :size]``.
     """
+    if all(state.likeliest() for state in states):  # one pass settles them
+        best = logits.argmax(axis=1)  # where a NaN is, if there is one
+        if np.isfinite(logits[np.arange(len(best)), best]).all():
+            return [Sampled(token) for token in best.tolist()]
     own = fold(logits, pool)
     errors: dict[int, InferflowError] = {row: _not_finite() for row in np.flatnonzero(~np.isfinite(own.best)).tolist()}
     tokens, surprise = own.tokens.copy(), np.zeros(len(states))

@@ -31,6 +31,8 @@ __all__ = ["Options", "Scheduler", "Totals", "Work"]
 
 Work = list[tuple[Sequence, int]]
 
+SHARE = 4
+
 
 @dataclass(frozen=True)
 class Options:
@@ -111,10 +113,13 @@ class Scheduler:
         sequence.saved = None
 
     def schedule(self) -> Work:
-        """(sequence, tokens it gives): those that decode, then chunks of prompts. Never more than the budget."""
+        """(sequence, tokens it gives): those that decode, then chunks of prompts. Never more than the budget.
+
+        A long prompt leaves a quarter of what it could take to those behind it: a short one need not wait for its end."""
         self._promote()
         active = self._active()
         left = self.budget - (0 if self.prefill_first else sum(s.todo == 1 for s in active))
+        behind = sum(s.todo for s in active if s.todo > 1)
         decodes: Work = []
         prompts: Work = []
         preempted, opens = self.totals.preempted, True
@@ -124,6 +129,7 @@ class Scheduler:
             if len(decodes) + len(prompts) == self.width:
                 break
             counted = sequence.todo == 1 and id(sequence) in here
+            behind -= 0 if counted or id(sequence) not in here else sequence.todo
             if not counted and not left:
                 continue
             if sequence.slot is None and id(sequence) in here:
@@ -131,7 +137,7 @@ class Scheduler:
                 opens = opens and self.totals.preempted == preempted and self._start(sequence)
             if sequence.slot is None or not self._grow(sequence):
                 continue
-            count = 1 if counted else min(sequence.todo, left)
+            count = 1 if counted else min(sequence.todo, left - min(left // SHARE, max(behind, 0)))
             left -= 0 if counted else count
             (decodes if counted or sequence.todo == 1 else prompts).append((sequence, count))
         work = prompts or decodes if self.prefill_first else decodes + prompts
