@@ -19,6 +19,7 @@ EXTRAS = {
     "structured": ["llguidance>=1.0"],
     "test": [
         "accelerate>=1.0",  # transformers reads GGUF files with it
+        "httpx>=0.27",
         "hypothesis>=6.100",
         "import-linter>=2.0",
         "llguidance>=1.0",

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inferflow import LLM
+from inferflow.arguments import ENGINES
 from inferflow.errors import ArgumentError
-from inferflow.llm import ENGINES, LLM
 from inferflow.runtime.engine import Engine, Options
 from inferflow.runtime.sampler import SamplingParams
 from inferflow.weights.check import check_spec
