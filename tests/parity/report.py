@@ -7,7 +7,8 @@ import sys
 
 import numpy as np
 
-from inferflow.llm import ENGINES, LLM
+from inferflow import LLM
+from inferflow.arguments import ENGINES
 
 from .oracle import oracle
 from .table import ROWS
