@@ -8,7 +8,6 @@ async with AsyncLLM("path/to/model") as llm:
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import weakref
 from collections import deque
@@ -163,9 +162,9 @@ class AsyncLLM:
         self._listeners: list[Callable[[StepReport], None]] = []
         self._totals = Totals()
         self.llm.listeners.append(self._tell)
+        self.llm.after_fork.append(self._forked)
         self._thread = threading.Thread(target=self._run, name="inferflow-steps", daemon=True)
         self._thread.start()
-        _LIVING.add(self)
 
     # ------------------------------------------------------------------ requests
 
@@ -350,15 +349,3 @@ class AsyncLLM:
 def _wake(requests: list[Request]) -> None:
     for one in requests:
         one.told()
-
-
-_LIVING: weakref.WeakSet[AsyncLLM] = weakref.WeakSet()  # for the hook below, which cannot be taken back
-
-
-def _after_fork() -> None:
-    for llm in list(_LIVING):
-        llm._forked()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_after_fork)

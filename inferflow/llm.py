@@ -113,6 +113,7 @@ class LLM:
             options=options,
             vocab=None if self.tokenizer is None else self.tokenizer.vocab_size,
         )
+        self.after_fork: list[Callable[[], None]] = []  # called in a forked child
         self.listeners: list[Callable[[list[Event]], None]] = []  # told of each step's events, by the thread that steps
         _LIVING.add(self)
 
@@ -441,7 +442,8 @@ _LIVING: weakref.WeakSet[LLM] = weakref.WeakSet()  # for the hook below, which c
 
 def _after_fork() -> None:
     for llm in list(_LIVING):
-        llm._forked()
+        for tell in (llm._forked, *llm.after_fork):
+            tell()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows

@@ -143,7 +143,7 @@ def sample(logits: Array, states: Sequence[SamplerState], pool: Pool | None = No
     not finite, or nothing is allowed. The states are not changed: `SamplerState.push` does that. `pool`: the engine's threads,
     which change no bit.
 
-    Ids beyond the tokenizer's vocabulary are for the caller to cut off: ``logits[:, :size]``.
+    Ids beyond the tokenizer's vocabulary are for the caller to mask, with -inf.
     """
     if all(state.likeliest() for state in states):  # one pass settles them
         best = logits.argmax(axis=1)  # where a NaN is, if there is one

@@ -31,7 +31,7 @@ __all__ = ["Options", "Scheduler", "Totals", "Work"]
 
 Work = list[tuple[Sequence, int]]
 
-SHARE = 4
+SHARE = 4  # one part in so many of what is left of a step goes past a long prompt
 
 
 @dataclass(frozen=True)
